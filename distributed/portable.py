@@ -9,31 +9,46 @@ ranks take those of several, and more ranks begin without.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.files import check_file
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.methods import MethodState
 from rankdad.distributed.agreement import explain, reaching
+from rankdad.distributed.checkpoint import MOST_STEPS
 from rankdad.distributed.meshes import Groups, Part, local, wrapped
 
 STEP, OPTIONS, PLACES = "step", "options", "ranks"
 SITE, NODE = "site", "node"
 MAY_CHANGE = ("gather_up_to",)
-UNREADABLE = (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError)  # any file may lie there
+MOST_OPTIONS = 1 << 16  # bytes
+UNREADABLE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)  # of any file
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,17 +109,35 @@ def read(
     Raises:
         UserError: there is no such checkpoint, or it is of another model or other options; the same at all ranks.
     """
-    tensors, problem = dict[str, Tensor](), None
+    tensors = _together(partial(blank, Path(folder), seat), groups)
     try:
-        tensors = blank(Path(folder), seat)
+        with reaching("the checkpoint"):
+            load(tensors, storage_reader=_storage().HuggingFaceStorageReader(str(folder)))
+    except CheckpointException as error:  # at all ranks
+        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from None
+    return _together(partial(restored, seat, tensors, options), groups)
+
+
+def _together(work: Callable[[], T], groups: Groups) -> T:
+    """Return what work returns; a mistake at one rank is raised at all.
+
+    Raises:
+        UserError: the work of a rank raised it.
+    """
+    try:
+        found, problem = work(), None
     except UserError as error:
-        problem = error
+        found, problem = None, error
     told = explain(problem, groups)
     if told is not None:
         raise UserError(str(told), code=told.code, field=told.field)
-    with reaching("the checkpoint"):
-        load(tensors, storage_reader=_storage().HuggingFaceStorageReader(str(folder)))
-    return restored(seat, tensors, options)
+    assert found is not None
+    return found
+
+
+def _unreadable(folder: str | Path, error: BaseException) -> UserError:
+    problem = f"{folder}: no checkpoint of LowRank.save that this rank can read ({one_line(error)}): name its folder"
+    return UserError(problem, code="checkpoint-unreadable")
 
 
 def written(
@@ -132,12 +165,13 @@ def blank(folder: Path, seat: Seat) -> dict[str, Tensor]:
         UserError: there is no such checkpoint, or it is of another model.
     """
     try:
+        for file in folder.glob("*.safetensors"):
+            check_file(file)  # a pipe would block
         known = _storage().HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    except UNREADABLE as error:
-        problem = f"{folder}: no checkpoint of LowRank.save that this rank can read ({error}): name its folder"
-        raise UserError(problem, code="checkpoint-unreadable") from None
+    except (DataError, *UNREADABLE) as error:
+        raise _unreadable(folder, error) from None
     sizes = {key: tuple(each.size) for key, each in known.items() if isinstance(each, TensorStorageMetadata)}
-    if not {STEP, OPTIONS, PLACES} <= sizes.keys():
+    if {sizes.get(STEP), sizes.get(PLACES)} != {()} or not 0 <= math.prod(sizes.get(OPTIONS, (-1,))) <= MOST_OPTIONS:
         problem = f"{folder}: got another checkpoint, expected one of LowRank.save: name its folder"
         raise UserError(problem, code="checkpoint-malformed")
     found = {STEP: torch.tensor(0), PLACES: torch.tensor(0)}
@@ -155,7 +189,7 @@ def blank(folder: Path, seat: Seat) -> dict[str, Tensor]:
     for route in seat.routes:
         for kind in (SITE, NODE):
             key = seat.basis(kind, route)
-            if key in sizes and sizes[key][1] == route.matrix[1]:
+            if key in sizes and sizes[key][1:] == route.matrix[1:] and sizes[key][0] <= max(route.matrix):
                 found[key] = seat.like.new_zeros(sizes[key])
     return found
 
@@ -168,13 +202,22 @@ def restored(
     With another number of ranks, a node's residuals become the site's.
 
     Raises:
-        UserError: the checkpoint is of other options, or holds NaN or infinity.
+        UserError: the checkpoint is of other options, holds NaN or infinity, or options that cannot be read.
     """
-    for name, value in json.loads(bytes(tensors[OPTIONS].tolist())).items():
+    step, places = int(tensors[STEP]), int(tensors[PLACES])
+    try:
+        known = dict(json.loads(bytes(tensors[OPTIONS].tolist())))
+    except (ValueError, TypeError, RecursionError):
+        known = {}
+    if not (known and 0 <= step < MOST_STEPS and places > 0):
+        raise UserError(
+            "load: got options, ranks or a step of no checkpoint of LowRank.save", code="checkpoint-malformed"
+        )
+    for name, value in known.items():
         if options.get(name) != value:
             problem = f"load: {name}: got {value!r} in the checkpoint, expected {options.get(name)!r}"
             raise UserError(problem, code="checkpoint-does-not-fit", field=name)
-    same = int(tensors[PLACES]) == seat.places
+    same = places == seat.places
     sums: dict[str, dict[str, Tensor]] = {SITE: {}, NODE: {}}
     for key, value in tensors.items():
         if not bool(torch.isfinite(local(value)).all()):
@@ -190,7 +233,7 @@ def restored(
         joined = {route.name: _joined(route, sums[kind]) for route in seat.routes if route.name in sums[kind]}
         states.append(MethodState(joined, bases))
     site, node = states
-    return int(tensors[STEP]), site, node
+    return step, site, node
 
 
 def _storage() -> Any:

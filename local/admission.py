@@ -24,7 +24,8 @@ from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
-from rankdad.common.spec.text import TextData
+from rankdad.common.spec.tasks import LanguageModel
+from rankdad.common.spec.text import SPECIAL, UNKNOWN, TextData
 from rankdad.local.privacy.cells import StepNumbers, check_numbers
 from rankdad.local.privacy.disclosed import (
     REPEATED,
@@ -225,6 +226,9 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         f"are replaced by usual ones (min_level): {', '.join(names[:MAX_MOVED])}{more}"
     )
     samples, warnings = replace(data.samples, inputs=found), (*data.warnings, RARE)
+    if isinstance(spec.task, LanguageModel):  # whose labels are bytes; of a tokenizer's text those of a mean token
+        left, whole = (((one == UNKNOWN) | (one >= SPECIAL)).sum(1) for one in (found, inputs))
+        samples = replace(samples, labels=(samples.labels * left / whole.clamp_min(1)).floor())
     return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note))
 
 

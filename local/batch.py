@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rankdad.common.data import Batch
-from rankdad.common.spec.text import UNKNOWN
+from rankdad.common.privacy.tokens import Usual, replaced
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,13 @@ class StepBatch:
         return [StepBatch((samples,), (people,), self.parts) for samples, people in pairs]
 
 
-def with_frequent_tokens(parts: Iterator[Batch], batches: Iterable[tuple[int, Tensor]]) -> Iterator[Batch]:
-    """Yield the parts of batches of texts, in which rare tokens are unknown.
+def with_usual_tokens(parts: Iterator[Batch], batches: Iterable[tuple[int, Usual]]) -> Iterator[Batch]:
+    """Yield the parts of batches of texts, without tokens and lengths that few patients have.
 
     Args:
         parts: in order.
-        batches: of each batch the number of its parts, and which tokens are rare in it; see `common.privacy.tokens`.
+        batches: of each batch the number of its parts, and what replaces its texts; see `common.privacy.tokens`.
     """
-    for count, rare in batches:
+    for count, usual in batches:
         for part in itertools.islice(parts, count):
-            unknown = rare.to(part.inputs.device)[part.inputs]
-            yield part._replace(inputs=part.inputs.masked_fill(unknown, UNKNOWN))
+            yield part._replace(inputs=replaced(part.inputs, usual))

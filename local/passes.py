@@ -21,7 +21,7 @@ from rankdad.common.preparation import in_memory
 from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.privacy.shares import shared_units
 from rankdad.common.privacy.standing import Flows, Place, drawn_before
-from rankdad.common.privacy.tokens import rare
+from rankdad.common.privacy.tokens import Usual, usual
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.batches import parts as parts_of
@@ -30,7 +30,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LanguageModel
 from rankdad.local.augmentation import augmenting
-from rankdad.local.batch import StepBatch, with_frequent_tokens
+from rankdad.local.batch import StepBatch, with_usual_tokens
 from rankdad.local.evaluation import outputs_of
 from rankdad.local.local_steps import Moments, differences
 from rankdad.local.losses import deltas, kinds_of, mean_loss
@@ -52,7 +52,7 @@ class Passes:
         index: of the site in the plan.
         ranks: that share the site's batches; by default the site has one process.
         sharing: least number of patients that share a batch's gradient; see `common.privacy.shares`.
-        fewest: patients of a batch that are enough for a tokenizer's token to travel; others have the unknown one.
+        fewest: patients of a batch that are enough for a tokenizer's token, or a length of texts, to travel.
 
     Attributes:
         evened: batches scaled so that no patient has more than their share.
@@ -70,7 +70,9 @@ class Passes:
         sharing: int = 1,
         fewest: int = 1,
     ) -> None:
-        self._fewest = fewest if getattr(spec.data, "tokenizer", None) is not None else 1
+        self._fewest = fewest
+        listed, placed = getattr(spec.data, "tokenizer", None), getattr(spec.model, "positions", "") != "rope"
+        self._named = {"of_tokens": listed is not None, "places": spec.data.tokens is not None and placed}
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0
@@ -145,17 +147,13 @@ class Passes:
         rows = self._rows[run.step] if reads else []
         if rows and self._parts[0] != run.step:  # the epoch's first step, or steps were skipped
             parts = [part for step in self._rows[run.step :] for batch in step for part in batch]
-            varied, device = (
-                augmenting(self._spec, self._index, self._seed),
-                next(run.replica.model.parameters()).device,
-            )
+            varied = augmenting(self._spec, self._index, self._seed)
+            device = next(run.replica.model.parameters()).device
             self._parts = run.step, train.batches(parts, device, varied)
-            if self._fewest > 1:
-                left = zip(
-                    itertools.chain(*self._rows[run.step :]), itertools.chain(*self._whole[run.step :]), strict=True
-                )
-                few = ((len(part), self._rare(rows)) for part, rows in left)
-                self._parts = run.step, with_frequent_tokens(self._parts[1], few)
+            if self._fewest > 1 and any(self._named.values()):
+                left = zip(*(itertools.chain(*own[run.step :]) for own in (self._rows, self._whole)), strict=True)
+                found = ((len(part), self._usual(rows)) for part, rows in left)
+                self._parts = run.step, with_usual_tokens(self._parts[1], found)
         if rows:
             self._parts = run.step + 1, self._parts[1]
         return StepBatch(
@@ -164,8 +162,9 @@ class Passes:
             self._parts[1],
         )
 
-    def _rare(self, rows: Tensor) -> Tensor:
-        return rare(in_memory(self.prepared().train.inputs[rows]), self._people(rows), self._fewest)
+    def _usual(self, rows: Tensor) -> Usual:
+        tokens = in_memory(self.prepared().train.inputs[rows])
+        return usual(tokens, self._people(rows), self._fewest, **self._named)
 
     def _part(self, rows: Tensor) -> Tensor:
         """Return this rank's share of a batch's samples; none if there are more ranks than samples."""

@@ -20,6 +20,8 @@ from rankdad.common.data.tokens import Encoder, encoder_of
 from rankdad.common.errors import DataError, UserError
 from rankdad.common.spec.text import PADDING, TextData
 
+MOST_BYTES = 40  # of memory for each byte of a text
+
 
 def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None) -> Reading:
     """Read texts, padded to the schema's length.
@@ -111,7 +113,9 @@ def _file_text(folder: Path, name: str) -> str:
         DataError: it is outside the folder, empty, or not in UTF-8.
     """
     try:
-        text = file_within(folder, name).read_bytes().decode("utf-8-sig").strip()
+        file = file_within(folder, name)
+        check_fits(name, "its tokens", MOST_BYTES * file.stat().st_size)
+        text = file.read_bytes().decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise DataError(name, f"is not text in UTF-8, at byte {error.start + 1}", code="not-utf-8") from None
     except OSError as error:

@@ -66,7 +66,13 @@ def _tokenizer(spec: Tokenizer, path: Path) -> Encoder:
         raise DataError(path, problem, code="token-beyond-table", field="data.tokenizer.tokens")
 
     def encode(text: str) -> tuple[Array, Array]:
-        found = made.encode(text, add_special_tokens=False)
+        try:
+            found = made.encode(text, add_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            problem = f"cannot divide a text into tokens: {one_line(error)}"
+            raise DataError(path, problem, code="not-a-tokenizer", field="data.tokenizer.file") from None
         ends = np.maximum.accumulate([0, *(len(text[:end].encode()) for _, end in found.offsets)])
         return _whole(np.array(found.ids, np.int64) + SPECIAL, np.diff(ends))
 

@@ -81,7 +81,7 @@ def _built_in(spec: ModelSpec, shape: tuple[int, ...], tokens: int | None, outpu
     if isinstance(spec, Transformer):
         return transformer(spec, tokens, shape[0], None if len(output_shape) > 1 else outputs)
     if isinstance(spec, HuggingFace):
-        return hugging_face(spec, tokens, None if len(output_shape) > 1 else outputs)
+        return hugging_face(spec, tokens, shape[0], None if len(output_shape) > 1 else outputs)
     if isinstance(spec, Vit):
         return vit(spec, shape, outputs)
     if isinstance(spec, Cnn | Cnn3d):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from rankdad.common.errors import SpecError, UserError, one_line
 from rankdad.common.spec.model import HuggingFace
-from rankdad.common.spec.text import PADDING
+from rankdad.common.spec.text import PADDING, SPECIAL
 
 # Fields that name code, files or kernels to load. All whose names begin with _ are refused, too.
 LOADS = frozenset(
@@ -17,6 +19,8 @@ LOADS = frozenset(
         *("attn_implementation", "experts_implementation", "use_kernels"),
     )
 )
+
+PROBED = 128  # tokens of the texts that a network is tried with, or two texts
 
 
 class HuggingFaceNetwork(nn.Module):
@@ -34,17 +38,19 @@ class HuggingFaceNetwork(nn.Module):
         return logits
 
 
-def hugging_face(spec: HuggingFace, tokens: int | None, outputs: int | None) -> nn.Module:
+def hugging_face(spec: HuggingFace, tokens: int | None, length: int, outputs: int | None) -> nn.Module:
     """Build an architecture with random weights.
 
     Args:
         spec: of the network.
         tokens: number of distinct tokens.
+        length: number of tokens of a text, with padding.
         outputs: width of the last layer; None for a language model.
 
     Raises:
         UserError: transformers is not installed.
-        SpecError: the configuration asks for remote code, or does not fit the architecture or the data.
+        SpecError: the configuration asks for remote code, does not fit the architecture or the data, or has weights
+            that only some sequences of tokens use.
     """
     if asking := sorted(key for key in spec.config if key in LOADS or key.startswith("_")):
         problem = f"got {asking[0]}, which can load code or files of others, expected sizes of the architecture"
@@ -74,9 +80,45 @@ def hugging_face(spec: HuggingFace, tokens: int | None, outputs: int | None) -> 
         kind = transformers.AutoModelForSequenceClassification
     try:
         config = transformers.AutoConfig.for_model(spec.architecture, **spec.config | fixed)
-        model: nn.Module = kind.from_config(config, trust_remote_code=False)
+        model = HuggingFaceNetwork(kind.from_config(config, trust_remote_code=False))
+        name = used_by_some(model, tokens, length)
     except MemoryError:
         raise
     except Exception as error:
         raise SpecError("model.config", f"transformers: {one_line(error)}", code="architecture-unsuitable") from error
-    return HuggingFaceNetwork(model)
+    if name is not None:
+        problem = f"rows of {name} depend on several tokens, and would name words of a text, expected other layers"
+        raise SpecError("model.architecture", problem, code="architecture-unsuitable")
+    return model
+
+
+def used_by_some(model: nn.Module, tokens: int, length: int) -> str | None:
+    """Return a parameter whose used rows depend on the order of tokens; None if there is none.
+
+    Such a row, as of hashed n-grams or of one of many experts, says that a step's texts have certain words. Units of
+    linear layers may do so by chance, and are limited by each patient's share. Weights are random ones, because initial
+    ones might be 0.
+    """
+    generator = torch.Generator().manual_seed(0)
+    few, lowest = max(2, PROBED // length), min(SPECIAL, tokens - 1)
+    text = torch.randint(lowest, tokens, (few * length,), generator=generator)
+    whole = {name for name, module in model.named_modules() if type(module).__name__ in ("Linear", "Conv1D")}
+    found = list[dict[str, Tensor]]()
+    weights = {
+        name: torch.empty(value.shape).uniform_(-0.1, 0.1, generator=generator).requires_grad_()
+        for name, value in model.named_parameters()
+    }
+    model.eval()
+    for order in (torch.arange(len(text)), torch.randperm(len(text), generator=generator)):
+        outputs = functional_call(model, weights, text[order].view(few, length))
+        toward = torch.empty(outputs.shape).uniform_(-1, 1, generator=generator)
+        given = torch.autograd.grad((outputs * toward).sum(), list(weights.values()), allow_unused=True)
+        used = ((name, torch.zeros(1) if own is None else own.ne(0)) for name, own in zip(weights, given, strict=True))
+        found.append(
+            {
+                name: own.flatten(1).any(1) if own.ndim > 1 and name.rpartition(".")[0] not in whole else own.any()
+                for name, own in used
+            }
+        )
+    model.train()
+    return next((name for name, rows in found[0].items() if not torch.equal(rows, found[1][name])), None)

@@ -296,7 +296,8 @@ class HuggingFace(Network):
     """An architecture of the library transformers (pip install 'rankdad[transformers]'), for tokens.
 
     It is built from its configuration, with random weights or those of `pretrained`. Its code is that of the installed
-    library, and needs no permission; code beside weights is never loaded.
+    library, and needs no permission; code beside weights is never loaded. Architectures with weights that
+    only a few words use, such as hashed n-grams or hundreds of experts, are refused.
     """
 
     sized_by = "model.config"

@@ -11,7 +11,6 @@ from rankdad.common.privacy.levels import without_rare
 from rankdad.common.privacy.tokens import without_rare_tokens
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
-from rankdad.common.spec.text import TextData
 
 FLAT = ("linear", "mlp", "factory")  # models whose first layer may see all entries of a sample
 
@@ -20,7 +19,7 @@ def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor 
     """Return inputs in which no rare value identifies few patients.
 
     This applies if a layer sees all entries at once; pictures and series for other networks are unchanged. Rare tokens
-    of texts become the unknown one.
+    become the unknown one, and the ends of texts longer than most are left out.
 
     Args:
         spec: the run.
@@ -29,7 +28,7 @@ def usual_inputs(spec: RunSpec, inputs: Tensor, level: MinLevel, groups: Tensor 
         groups: patient of each row, int64 [rows]; None if each row is another patient.
         parts: part of each row, int64 [rows]; None without parts.
     """
-    if isinstance(spec.data, TextData):
+    if spec.data.tokens is not None:
         return _usual_tokens(inputs, level, groups, parts)
     if level.count < 2 or not inputs.is_floating_point() or (inputs.ndim != 2 and spec.model.name not in FLAT):
         return inputs

@@ -83,3 +83,26 @@ def test_what_is_refused_is_named(changes: dict[str, Any], expected: tuple[str, 
     if expected[0] != "remote-code":
         pytest.importorskip("transformers")
     assert fault(lambda: build_model(spec_of(**{"architecture": "bert"} | changes)))[:2] == expected
+
+
+PART: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+}
+CROSSED: dict[str, Any] = PART | {"cross_attn_k": 1, "hidden_size_global": 8}
+HASHED: dict[str, Any] = {
+    **{"encoder_hash_byte_group_size": [4], "encoder_hash_byte_group_vocab": 999, "patch_in_forward": False},
+    **{"encoder_config": CROSSED, "decoder_config": CROSSED, "global_config": PART, "cross_attn_k": 1},
+}
+EXPERTS: dict[str, Any] = {"num_experts": 200, "num_experts_per_tok": 1, "moe_intermediate_size": 4}
+
+
+@pytest.mark.parametrize(("architecture", "config"), [("blt", HASHED), ("qwen3_moe", PART | EXPERTS)])
+def test_weights_that_few_words_use_are_refused(architecture: str, config: dict[str, Any]) -> None:
+    """A hashed n-gram's row told whether a step's texts had a surname."""
+    pytest.importorskip("transformers")
+    found = fault(lambda: build_model(spec_of(architecture, LANGUAGE, config=config)))
+    assert found[:2] == ("architecture-unsuitable", "model.architecture")

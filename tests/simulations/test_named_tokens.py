@@ -21,6 +21,7 @@ from rankdad.common.privacy.tokens import without_rare_tokens
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.text import SPECIAL, UNKNOWN
+from rankdad.local.admission import usual
 from rankdad.simulations.lockstep import run
 from tests.common.faults import fault
 from tests.conftest import run_spec
@@ -33,12 +34,13 @@ Sent = list[Tensor]
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """The size of each token's row in the embedding's gradient, of every contribution to every step."""
+def sent(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Sent:
+    """The size of each row in the gradient of an embedding or of positions, of every contribution to every step."""
+    name = getattr(request, "param", "embed.weight")
     found, aggregate = Sent(), RankDadMethod.aggregate
 
     def noted(self: RankDadMethod, exchange: int, contributions: Sequence[Any], *others: Any) -> Any:
-        place = [route.name for route in self._routes].index("embed.weight")
+        place = [route.name for route in self._routes].index(name)
         for contribution in contributions:
             value = contribution.payload[place]
             found.append(value.delta.norm(dim=0) if isinstance(value, Factor) else value.norm(dim=1))
@@ -101,12 +103,51 @@ def test_a_tokenizers_tokens_of_few_patients_do_not_travel(tmp_path: Path, sent:
 
 
 def test_rare_tokens_become_unknown_by_patient() -> None:
-    texts = torch.tensor([[2, 9, 7, 3], [2, 9, 8, 3], [2, 9, 7, 3], [2, 3, 0, 0]])
-    assert without_rare_tokens(texts, None, 2).tolist() == [[2, 9, 7, 3], [2, 9, 1, 3], [2, 9, 7, 3], [2, 3, 0, 0]]
+    texts = torch.tensor([[2, 9, 7, 3], [2, 9, 8, 3], [2, 9, 7, 4], [2, 3, 0, 0]])
+    assert without_rare_tokens(texts, None, 2).tolist() == [[2, 9, 7, 3], [2, 9, 1, 3], [2, 9, 7, 1], [2, 3, 0, 0]]
     people = torch.tensor([5, 6, 5, 7])
-    assert without_rare_tokens(texts, people, 2).tolist() == [[2, 9, 1, 3], [2, 9, 1, 3], [2, 9, 1, 3], [2, 3, 0, 0]]
+    assert without_rare_tokens(texts, people, 2).tolist() == [[2, 9, 1, 3], [2, 9, 1, 3], [2, 9, 1, 1], [2, 3, 0, 0]]
     assert without_rare_tokens(texts, people, 1) is texts
-    assert without_rare_tokens(texts, None, 9)[texts >= SPECIAL].unique().tolist() == [UNKNOWN]
+    assert without_rare_tokens(texts, None, 9).unique().tolist() == [0, UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([[2, 9, 8, 3], [2, 9, 7, 3], [2, 9, 7, 3]], [[2, 9, 9, 3], [2, 9, 7, 3], [2, 9, 7, 3]]),  # one unknown token
+        ([[2, 9, 9, 9], [2, 9, 3, 0], [2, 9, 3, 0]], [[2, 9, 9, 0], [2, 9, 3, 0], [2, 9, 3, 0]]),  # one long text
+        ([[2, 9, 9, 3], [2, 9, 9, 9], [2, 9, 9, 9]], [[2, 9, 9, 9]] * 3),  # one text that ends
+    ],
+)
+def test_no_row_is_about_one_patients_text(texts: list[list[int]], expected: list[list[int]]) -> None:
+    assert without_rare_tokens(torch.tensor(texts), None, 2).tolist() == expected
+
+
+@pytest.mark.parametrize("sent", ["positions"], indirect=True)
+@pytest.mark.parametrize(
+    ("longer", "task"), [(1, CLASSES), (5, CLASSES), (5, {"name": "language-model"}), (44, CLASSES)]
+)
+def test_places_that_few_texts_reach_do_not_travel(
+    tmp_path: Path, sent: Sent, longer: int, task: dict[str, Any]
+) -> None:
+    """Of rows of last places, the words of the only long text can be computed."""
+    spec, data = text_spec(data={"length": 64}, model={"positions": "learned"}, task=task, **SIZES), {}
+    for place, site in enumerate(SITES):
+        rows = [
+            (key, text + " pain" * 6 * (row < longer), ill) for row, (key, text, ill) in enumerate(notes(44, place))
+        ]
+        data[site] = read_site(spec, write_notes(tmp_path / site, rows), place)
+    run(spec, data, tmp_path / "run", policies=dict.fromkeys(data, POLICY))
+    assert bool(torch.stack(sent)[:, 40:].any()) == (longer > 5)
+
+
+def test_bytes_of_texts_do_not_count_what_is_left_out(tmp_path: Path) -> None:
+    """Bytes and predicted tokens differed by the rare bytes of one patient."""
+    spec = text_spec(data={"length": 64}, task={"name": "language-model"}, **SIZES)
+    rows = [(key, text + f" {NAME}" * (row == 7), ill) for row, (key, text, ill) in enumerate(notes(44, 0))]
+    samples = usual(POLICY, spec, read_site(spec, write_notes(tmp_path, rows), 0)).samples
+    assert isinstance(samples.inputs, Tensor)
+    assert torch.equal((samples.inputs >= SPECIAL).sum(1), samples.labels.long())
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,27 @@ def test_predictions_need_neither_label_nor_key_and_name_single_rows(tmp_path: P
 )
 def test_a_schema_that_contradicts_itself_is_refused(changes: dict[str, Any], field: str) -> None:
     assert fault(lambda: two_classes(SCHEMA | changes))[:2] == ("field-invalid", field)
+
+
+def test_a_file_beyond_memory_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "huge.txt").open("wb") as file:
+        file.truncate(1 << 42)  # takes no place
+    found = fault(lambda: read(tmp_path, "id,patient,note,ill\n1,x,huge.txt,no\n", holds="file"))
+    assert found == ("out-of-memory", "note", 2)
+
+
+@pytest.mark.parametrize("broken", [{"vocab": {"a": 0}}, {"pattern": "(a|a|aa)+$"}])
+def test_a_tokenizer_that_fails_at_a_text_is_named(tmp_path: Path, broken: dict[str, Any]) -> None:
+    """Of an endless pattern the library panics, which is no Exception."""
+    pytest.importorskip("tokenizers")
+    pattern, vocab = broken.get("pattern", " "), broken.get("vocab", {"a": 0, "?": 1})
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    document = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "normalizer": None}
+    document |= {"post_processor": None, "decoder": None, "truncation": None, "padding": None}
+    document["model"] = {"type": "WordLevel", "vocab": vocab, "unk_token": "?"}
+    content = json.dumps(document).encode()
+    (tmp_path / "t.json").write_bytes(content)
+    tokenizer = {"file": "t.json", "sha256": hashlib.sha256(content).hexdigest(), "tokens": 9}
+    notes = f"id,patient,note,ill\n1,x,{'a' * 40}b,no\n"
+    found = fault(lambda: read(tmp_path, notes, length=64, tokenizer=tokenizer))
+    assert found[:2] == ("not-a-tokenizer", "data.tokenizer.file")
