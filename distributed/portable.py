@@ -26,9 +26,9 @@ from torch.nn import functional as F
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.routes import Route
+from rankdad.common.meshes import Groups, Part, local, wrapped
 from rankdad.common.methods import MethodState
 from rankdad.distributed.agreement import explain, reaching
-from rankdad.distributed.meshes import Groups, Part, local, wrapped
 
 STEP, OPTIONS, PLACES = "step", "options", "ranks"
 SITE, NODE = "site", "node"
