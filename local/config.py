@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import field_validator, model_validator
+from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from rankdad.common.data.loading import Loading
 from rankdad.common.devices import CPU, Device
@@ -183,7 +184,10 @@ class SiteConfig(Member):
     device: Device = CPU
     """Where the model is trained: cpu; cuda:N; cuda, which is the first GPU, or under torchrun the local rank's; or
     auto, which is cuda where there is a GPU, else cpu, and says which."""
-    parallel: Literal["data", "fsdp"] | Parallel = "data"
+    parallel: Annotated[
+        Annotated[Literal["data", "fsdp"], Tag("name")] | Annotated[Parallel, Tag("mesh")],
+        Discriminator(lambda given: "mesh" if isinstance(given, dict | Parallel) else "name"),
+    ] = "data"
     """How ranks under torchrun share the site: data, each with a part of every batch; fsdp, each keeps but a part of
     the weights and of the optimizer's moments, too; or numbers of ranks. One process has all of them."""
     loading: Loading = Loading()
@@ -197,7 +201,7 @@ class SiteConfig(Member):
         """
         if not isinstance(self.parallel, Parallel):
             return Parallel(data=ranks) if self.parallel == "data" else Parallel(shard=ranks)
-        sizes = self.parallel.model_dump(exclude_defaults=True)
+        sizes = json.dumps(self.parallel.model_dump(exclude_defaults=True))
         if (expected := self.parallel.batches * self.parallel.tensor) != ranks:
             started = f"torchrun has started {ranks}" if ranks > 1 else "the site is one process"
             raise SpecError(

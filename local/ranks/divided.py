@@ -8,6 +8,8 @@ each method at the same time.
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,6 +39,7 @@ from rankdad.common.spec import Adam, RunSpec
 from rankdad.local.config import SiteConfig
 from rankdad.local.ranks.tensor import divide
 
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # two gatherings are meant
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # their members are blocks
 
 
@@ -286,7 +289,7 @@ def check_divided(spec: RunSpec, config: SiteConfig, *, has_own_gpu: bool) -> No
     }
     for reason, holds in cannot.items():
         if holds:
-            got = "fsdp" if config.parallel == "fsdp" else "a mesh that divides weights"
+            got = json.dumps(config.model_dump(include={"parallel"})["parallel"])
             raise SpecError(
                 "parallel",
                 f'got {got}, but {reason}: expected "data" in this site\'s file',
@@ -305,6 +308,7 @@ def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
             problem = f'{name} has a hook on its gradient, which sharding drops ("parallel")'
             raise SpecError("model", f'{problem}: expected "parallel": "data" in this site\'s file', code="hook-lost")
     blocks = [] if _has_tied(model) else [b for b in _members(model) if any(True for _ in b.parameters())]
+    blocks = [block for block in blocks if not isinstance(block, nn.Embedding)]  # a tied head uses its weights, too
     try:
         for module in (*blocks, model):
             fully_shard(module, mesh=mesh)

@@ -7,7 +7,6 @@ and the two layers of the hidden units; in a perceptron, the first and the secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -26,15 +25,13 @@ class Pair(NamedTuple):
     """Two layers to divide.
 
     Args:
-        names: of their modules.
-        number: of heads or units, which the ranks divide.
-        kind: what they are.
+        first: name of the module.
+        second: name of the other.
         stacked: number of equal blocks of the first layer's units, each of which is divided: query, key and value.
     """
 
-    names: tuple[str, str]
-    number: int
-    kind: str = "hidden units"
+    first: str
+    second: str
     stacked: int = 1
 
 
@@ -70,13 +67,7 @@ def divide(spec: RunSpec, model: nn.Module, mesh: DeviceMesh) -> dict[str, Tenso
     """
     size, place = mesh.size(), mesh.get_local_rank()
     plan, orders, modules = dict[str, ParallelStyle](), dict[str, Tensor](), dict(model.named_modules())
-    for (first, second), number, kind, stacked in pairs(spec, model):
-        if number % size:
-            raise SpecError(
-                "parallel.tensor",
-                f"got {size}, but {first} has {number} {kind}: expected a divisor of {number}",
-                code="model-cannot-be-divided",
-            )
+    for first, second, stacked in pairs(spec, model, size):
         plan |= {first: ColwiseParallel(), second: RowwiseParallel()}
         for name, parameter in modules[first].named_parameters(prefix=first) if stacked > 1 else ():
             order = torch.arange(len(parameter)).view(stacked, size, -1).transpose(0, 1).flatten()
@@ -92,25 +83,28 @@ def divide(spec: RunSpec, model: nn.Module, mesh: DeviceMesh) -> dict[str, Tenso
     return orders
 
 
-def pairs(spec: RunSpec, model: nn.Module) -> Iterator[Pair]:
-    """Yield the pairs of layers of a run's model, in their order.
+def pairs(spec: RunSpec, model: nn.Module, size: int) -> list[Pair]:
+    """Return the pairs of layers of a run's model that so many ranks divide.
 
     Raises:
-        SpecError: there are none.
+        SpecError: there are none, or their number of units cannot be divided.
     """
-    if not isinstance(spec.model, Mlp | Transformer | Vit) or (isinstance(spec.model, Mlp) and not spec.model.hidden):
-        raise SpecError(
-            "parallel.tensor",
-            f"model.name {spec.model.name} has no pair of layers to divide: expected mlp, transformer or vit, or "
-            '"shard" in place of "tensor"',
-            code="model-cannot-be-divided",
-        )
-    if isinstance(model, nn.Sequential):
+    found = list[tuple[Pair, int, str]]()
+    if isinstance(spec.model, Mlp):
         layers = [(name, layer) for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
         for (first, layer), (second, _) in zip(layers[::2], layers[1::2], strict=False):
-            yield Pair((first, second), layer.out_features)
-    for name, module in model.named_modules():
+            found.append((Pair(first, second), layer.out_features, "units"))
+    for name, module in model.named_modules() if isinstance(spec.model, Transformer | Vit) else ():
         if isinstance(module, Block):
-            attention = module.attention
-            yield Pair((f"{name}.attention.project", f"{name}.attention.merge"), attention.heads, "heads", stacked=3)
-            yield Pair((f"{name}.widen", f"{name}.narrow"), module.widen.out_features)
+            heads = Pair(f"{name}.attention.project", f"{name}.attention.merge", stacked=3)
+            found.append((heads, module.attention.heads, "heads"))
+            found.append((Pair(f"{name}.widen", f"{name}.narrow"), module.widen.out_features, "units"))
+    if not found:
+        problem = f"got {size}, but the model {spec.model.name} has no layers to divide"
+        remedy = 'expected mlp, transformer or vit, or "shard" in this site\'s file'
+        raise SpecError("parallel.tensor", f"{problem}: {remedy}", code="model-cannot-be-divided")
+    for pair, number, kind in found:
+        if number % size:
+            problem = f"got {size}, but {pair.first} has {number} {kind}: expected a divisor of {number}"
+            raise SpecError("parallel.tensor", problem, code="model-cannot-be-divided")
+    return [pair for pair, *_ in found]
