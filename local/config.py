@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -146,6 +147,10 @@ class Parallel(Part):
     """Number of parts of each layer's weights and moments. These ranks have the same samples, and each computes with
     its part: attention heads and hidden units of transformer and vit, every other hidden layer of mlp."""
 
+    pipeline: PositiveInt = 1
+    """Number of stages of a transformer's or vit's blocks, one after the other: each rank has the blocks of its stage
+    alone. This saves memory, not time; not with shard."""
+
     @property
     def batches(self) -> int:
         """Number of parts of every batch."""
@@ -154,7 +159,7 @@ class Parallel(Part):
     @property
     def is_divided(self) -> bool:
         """Whether a rank has a part of the weights."""
-        return self.shard * self.tensor > 1
+        return self.shard * self.tensor * self.pipeline > 1
 
 
 class SiteConfig(Member):
@@ -202,7 +207,7 @@ class SiteConfig(Member):
         if not isinstance(self.parallel, Parallel):
             return Parallel(data=ranks) if self.parallel == "data" else Parallel(shard=ranks)
         sizes = json.dumps(self.parallel.model_dump(exclude_defaults=True))
-        if (expected := self.parallel.batches * self.parallel.tensor) != ranks:
+        if (expected := math.prod(self.parallel.model_dump().values())) != ranks:
             started = f"torchrun has started {ranks}" if ranks > 1 else "the site is one process"
             raise SpecError(
                 "parallel",

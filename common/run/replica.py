@@ -181,13 +181,18 @@ class Replica:
         """
         return copies(dict(self.model.named_parameters()))
 
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Return the shapes of whole weights and buffers, by name."""
+        return {name: value.shape for name, value in self.model.state_dict().items()}
+
     def check_parameters(self, named: Mapping[str, Tensor]) -> None:
         """Check that parameters match this model.
 
         Raises:
             ProtocolError: they do not.
         """
-        expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
+        shapes = self.shapes()
+        expected = {name: (value.dtype, shapes[name]) for name, value in self.model.named_parameters()}
         if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
             raise ProtocolError(
                 502, "d.replica: holds other weights than this model has", code="weights-do-not-fit", field="d.replica"

@@ -390,7 +390,7 @@ class RunState:
             ValueError: it does not fit this run; see `check_progress`.
             RuntimeError, KeyError: the tensors do not fit this replica.
         """
-        check_progress(self.spec, self.plan, self.replica.model, progress, tensors)
+        check_progress(self.spec, self.plan, self.replica.shapes(), progress, tensors)
         self.progress = progress
         self.totals = under("total", tensors)
         self.set_roster(progress.roster)

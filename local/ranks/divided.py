@@ -1,9 +1,9 @@
 """A replica divided between a site's ranks: each has a part of the weights and of their moments.
 
 `shard` divides each weight's rows: torch's `fully_shard` gathers a block's whole weights for its passes. `tensor`
-divides layers: see `local.ranks.tensor`. Gradients of whole weights are exchanged as without, so torch reduces none.
-Each rank applies the update to its own part, which equals the whole update for elementwise optimizers. All ranks call
-each method at the same time.
+divides layers, see `local.ranks.tensor`, and `pipeline` blocks, see `local.ranks.pipeline`. Gradients of whole weights
+are exchanged as without, so torch reduces none. Each rank applies the update to its own part, which equals the whole
+update for elementwise optimizers. All ranks call each method at the same time.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from rankdad.common.run.snapshot import under
 from rankdad.common.run.weight_sketch import sketch
 from rankdad.common.spec import Adam, RunSpec
 from rankdad.local.config import SiteConfig
+from rankdad.local.ranks.pipeline import Stages
 from rankdad.local.ranks.tensor import divide
 
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # two gatherings are meant
@@ -51,16 +52,17 @@ class DividedReplica(Replica):
     Args:
         spec: the run.
         model: with its initial weights, equal at all ranks; each keeps its part.
-        mesh: of the ranks, with dimensions out of data, shard and tensor.
+        mesh: of the ranks, with dimensions out of data, shard, pipeline and tensor.
     """
 
     def __init__(self, spec: RunSpec, model: nn.Module, mesh: DeviceMesh) -> None:
         sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
         self._is_first, self._ranks = not mesh.get_rank(), mesh.size()
-        self._batches = self._ranks // sizes.get("tensor", 1)
+        self._batches = sizes.get("data", 1) * sizes.get("shard", 1)
         self._layers = linear_layers(model)
         self._shapes = {name: value.shape for name, value in model.state_dict().items()}
-        self._orders = divide(spec, model, mesh["tensor"]) if "tensor" in sizes else {}
+        self.stages = Stages(spec, model, mesh["pipeline"].get_group()) if "pipeline" in sizes else None
+        self._orders = divide(spec, model, mesh["tensor"], self._elsewhere) if "tensor" in sizes else {}
         cuts = {name: _cuts_of_tensor(parameter) for name, parameter in model.named_parameters()}
         dims = tuple(name for name in ("data", "shard") if name in sizes)
         self._blocks = _sharded(model, mesh[dims]) if "shard" in sizes else []
@@ -69,11 +71,20 @@ class DividedReplica(Replica):
         self._cuts = {name: cuts[name] + part.cuts for name, part in self._division.parts.items()}
         self._kept = {name: self._index(name) for name in cuts}
 
+    def _elsewhere(self, name: str) -> bool:
+        return self.stages is not None and self.stages.is_elsewhere(name)
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Return the shapes of whole weights and buffers, by name."""
+        return self._shapes
+
     def _trained(self) -> dict[str, nn.Parameter]:
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         return {name: nn.Parameter(local(parameter.detach())) for name, parameter in named.items()}
 
     def _index(self, name: str) -> tuple[Index, slice]:
+        if self._elsewhere(name):
+            return slice(0), ALL
         shape = self._shapes[name]
         kept = [torch.arange(length) for length in shape[:2]]
         if name in self._orders:
@@ -173,7 +184,8 @@ class DividedReplica(Replica):
         own = torch.zeros((), dtype=torch.float64)
         for name, parameter in self.trained.items():
             if parameter.grad is not None:  # at as many ranks as have the same part
-                copies = self._ranks / math.prod(number for _, number, _ in self._cuts[name])
+                parted = math.prod(number for _, number, _ in self._cuts[name])
+                copies = self._ranks / parted / (self.stages.number(name) if self.stages else 1)
                 own += parameter.grad.norm().double().square().cpu() / copies
         total = all_gather_equal(own).sum().sqrt()
         like = next(iter(self.trained.values()))
@@ -219,7 +231,8 @@ class DividedReplica(Replica):
         """Return a parameter, moment or buffer of all ranks."""
         name = key if key in self._shapes else key.partition("/")[2]
         own = self._division.parts[name].own if name in self._division.parts and value.ndim else value
-        return self.whole(name, wrapped(local(value), own))
+        whole = self.whole(name, wrapped(local(value), own))
+        return self.stages.shared(name, whole, self._shapes[name]) if self.stages and value.ndim else whole
 
 
 class _Gathering(Mapping[str, Tensor]):
@@ -247,16 +260,44 @@ class _WholeCapture(FactorCapture):
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run the backward pass; then all ranks gather what it has captured."""
+        before = {name: len(pairs) for name, pairs in self._pairs.items()}
         super().backward(loss, retain_graph=retain_graph)
         whole = self._replica.whole
         for name, pairs in self._pairs.items():
-            pairs[:] = [
-                (Factor(whole(name, factor.delta, 1), whole("", factor.activation)), people) for factor, people in pairs
+            pairs[before[name] :] = [
+                (Factor(whole(name, factor.delta, 1), whole("", factor.activation)), people)
+                for factor, people in pairs[before[name] :]
             ]
+        if self._replica.stages is not None:
+            self._share(before, self._replica.stages)
+
+    def _share(self, before: Mapping[str, int], stages: Stages) -> None:
+        """Append the other stages' factors to this one's: a layer of a block is used once in a pass."""
+        new = {name: [factor.rows for factor, _ in pairs[before[name] :]] for name, pairs in self._pairs.items()}
+        for name, count in stages.counts({name: sum(rows) for name, rows in new.items()}).items():
+            if name not in self._pairs or not count:
+                continue
+            pairs, weight = self._pairs[name], self._parameters[name]
+            own = pairs[-1][0] if new[name] else Factor(*(weight.new_empty(0, 0) for _ in range(2)))
+            out, columns = self._replica.shapes()[name]
+            factor = Factor(
+                stages.shared(name, own.delta, torch.Size([count, out])),
+                stages.shared(name, own.activation, torch.Size([count, columns])),
+            )
+            if stages.is_elsewhere(name):
+                people = self.people
+                pairs.append((factor, None if people is None else people.repeat_interleave(count // len(people))))
+                self._counted[name] = len(pairs)
 
     def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
         """Return the whole gradients of all other parameters; see `FactorCapture.dense`."""
-        return {name: self._replica.whole(name, gradient) for name, gradient in super().dense(only).items()}
+        found = {name: self._replica.whole(name, gradient) for name, gradient in super().dense(only).items()}
+        if (stages := self._replica.stages) is not None:
+            for name, has in stages.counts(dict.fromkeys(found, 1)).items():
+                if has:
+                    own = found.get(name, self._parameters[name].detach())
+                    found[name] = stages.shared(name, own, self._replica.shapes()[name])
+        return found
 
 
 def _cuts_of_tensor(parameter: Tensor) -> tuple[Cut, ...]:
@@ -285,6 +326,8 @@ def check_divided(spec: RunSpec, config: SiteConfig, *, has_own_gpu: bool) -> No
         'training.optimizer.second_moment "factored" needs sums over whole columns': isinstance(optimizer, Adam)
         and optimizer.second_moment == "factored",
         'evaluation.references "local" trains a whole model': "local" in spec.evaluation.references,
+        '"pipeline" has other weights at each stage than "shard" divides': not isinstance(config.parallel, str)
+        and config.parallel.pipeline > 1 < config.parallel.shard,
         f"device {config.device} may be one GPU for several ranks": config.device != CPU and not has_own_gpu,
     }
     for reason, holds in cannot.items():

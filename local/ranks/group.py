@@ -37,7 +37,7 @@ IN_STEP = timedelta(minutes=1)  # for the other ranks' part of a step, after thi
 ENDLESS = timedelta(days=365)  # for rank 0, which waits for other sites
 FAREWELL = 10.0  # seconds for which a rank that is cut off waits for rank 0's reason
 SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off report that they are alive
-DIMENSIONS = ("data", "shard", "tensor")  # of a mesh of ranks, the fastest last
+DIMENSIONS = ("data", "shard", "pipeline", "tensor")  # of a mesh of ranks, the fastest last
 REASON, HEARD, LIVES = "reason", "heard", "lives"  # keys of the store
 
 _log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Ranks:
         grid = torch.arange(self.size).view(*sizes.values())
         groups = [self._new_group(grid.movedim(dim, -1).reshape(-1, size)) for dim, size in enumerate(sizes.values())]
         if mesh.batches > 1:
-            self.group = self._new_group(grid.reshape(-1, mesh.tensor).T)
+            self.group = self._new_group(grid.view(mesh.batches, -1).T)
         self._connections |= _sockets() - before
         device = "cuda" if self.has_own_gpu else "cpu"
         return DeviceMesh.from_group(groups, device, grid, mesh_dim_names=tuple(sizes))

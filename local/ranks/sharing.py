@@ -50,7 +50,7 @@ class Sharing(Alone):
 
     def __init__(self, ranks: Ranks, config: SiteConfig) -> None:
         self._ranks, self._config, self.mesh = ranks, config, config.mesh(ranks.size)
-        self.rank, self.size = ranks.rank // self.mesh.tensor, self.mesh.batches
+        self.rank, self.size = ranks.rank * self.mesh.batches // ranks.size, self.mesh.batches
 
     def together(self) -> AbstractContextManager[None]:
         """Return a context for joint work of all ranks; see `Ranks.together`."""

@@ -7,6 +7,7 @@ and the two layers of the hidden units; in a perceptron, the first and the secon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -56,8 +57,14 @@ class PartOfDropout(nn.Module):
         return x * kept.chunk(self.size, dim=-1)[self.place]
 
 
-def divide(spec: RunSpec, model: nn.Module, mesh: DeviceMesh) -> dict[str, Tensor]:
+def divide(spec: RunSpec, model: nn.Module, mesh: DeviceMesh, is_elsewhere: Callable[[str], bool]) -> dict[str, Tensor]:
     """Divide a model's weights between the ranks of a mesh of one dimension.
+
+    Args:
+        spec: the run.
+        model: to divide.
+        mesh: of the ranks.
+        is_elsewhere: returns whether another stage has a parameter, given its name.
 
     Returns:
         For each parameter whose rows are in another order than the model's, where each is from, int64 [rows].
@@ -68,6 +75,8 @@ def divide(spec: RunSpec, model: nn.Module, mesh: DeviceMesh) -> dict[str, Tenso
     size, place = mesh.size(), mesh.get_local_rank()
     plan, orders, modules = dict[str, ParallelStyle](), dict[str, Tensor](), dict(model.named_modules())
     for first, second, stacked in pairs(spec, model, size):
+        if is_elsewhere(f"{first}.weight"):
+            continue
         plan |= {first: ColwiseParallel(), second: RowwiseParallel()}
         for name, parameter in modules[first].named_parameters(prefix=first) if stacked > 1 else ():
             order = torch.arange(len(parameter)).view(stacked, size, -1).transpose(0, 1).flatten()

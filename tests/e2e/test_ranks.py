@@ -62,7 +62,8 @@ MESHES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "images": ({"data": 2, "shard": 2}, {"method": {"name": "powersgd", "rank": 2}, "training": SGD, **IMAGES}),
     "images, top-k": ({"tensor": 2}, {"method": {"name": "top-k"}, "training": SGD, **IMAGES}),
     "dropout": ({"tensor": 2}, {"method": {"name": "rank-dad", "rank": 2}, "training": SGD, **DROPOUT}),
-    "eight ranks": ({"data": 2, "shard": 2, "tensor": 2}, {"method": {"name": "dsgd"}, "training": SGD, **NOTES}),
+    "stages": ({"data": 2, "pipeline": 2}, {"method": {"name": "rank-dad", "rank": 2}, "training": SGD, **LANGUAGE}),
+    "eight ranks": ({"data": 2, "tensor": 2, "pipeline": 2}, {"method": {"name": "dsgd"}, "training": SGD, **NOTES}),
 }
 
 

@@ -22,6 +22,7 @@ from rankdad.common.lowrank.factors import Factor
 from rankdad.common.models import build_model
 from rankdad.local.ranks.divided import check_divided
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks
+from rankdad.local.ranks.pipeline import check_stages
 from rankdad.local.ranks.sharing import check_model, pooled
 from rankdad.local.ranks.tensor import pairs
 from tests.conftest import run_spec, site_config
@@ -112,6 +113,23 @@ def test_a_model_that_tensor_parallel_cannot_divide_is_refused(model: dict[str, 
         pairs(spec, build_model(spec), size)
     assert (refused.value.code, refused.value.field) == ("model-cannot-be-divided", "parallel.tensor")
     assert pairs(run_spec(), build_model(run_spec()), 4) == [("1", "3", 1)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "mlp", "hidden": [16, 6]},
+        {"name": "vit", "patch": 1, "width": 8, "depth": 1, "heads": 2},
+        {"name": "vit", "patch": 1, "width": 8, "depth": 2, "heads": 2, "dropout": 0.1},
+    ],
+)
+def test_a_model_without_so_many_stages_is_refused(model: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_stages(run_spec(model=model, data={"shape": [6, 2]}), model.get("depth", 0), 2)
+    assert (refused.value.code, refused.value.field) == ("model-cannot-be-divided", "parallel.pipeline")
+    mesh = {"shard": 2, "pipeline": 2}
+    with pytest.raises(SpecError, match='"pipeline"'):
+        check_divided(run_spec(), site_config(1, parallel=mesh), has_own_gpu=False)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
