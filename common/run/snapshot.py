@@ -63,14 +63,14 @@ class Progress(Control):
 
 
 def check_progress(
-    spec: RunSpec, plan: Plan, shapes: Mapping[str, torch.Size], progress: Progress, named: Mapping[str, Tensor]
+    spec: RunSpec, plan: Plan, model: Mapping[str, torch.Size], progress: Progress, named: Mapping[str, Tensor]
 ) -> None:
     """Check that a snapshot fits this run.
 
     Args:
         spec: the run.
         plan: of the run.
-        shapes: of the model's weights and buffers.
+        model: shapes of its weights and buffers.
         progress: from a file or from the network.
         named: its tensors.
 
@@ -94,7 +94,7 @@ def check_progress(
     if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
         raise ValueError("the sums of preparation do not fit this run")
     best = under("best", named)
-    if best and {name: value.shape for name, value in best.items()} != shapes:
+    if best and {name: value.shape for name, value in best.items()} != model:
         raise ValueError("the best weights do not fit this model")
     bases = {route.name: (route.up, route.matrix[1]) for route in plan.routes if route.up is not None}
     for name, basis in under("basis", named).items():

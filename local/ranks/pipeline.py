@@ -53,7 +53,7 @@ class Stages:
             else:
                 block.forward = _same  # type: ignore[method-assign]
         own[0].register_forward_pre_hook(lambda module, given: (self._enter(given[0]), *given[1:]))
-        own[-1].register_forward_hook(lambda module, given, output: _Leave.apply(output, self))
+        own[-1].register_forward_hook(lambda module, given, output: self._leave(output))
 
     def is_elsewhere(self, name: str) -> bool:
         """Return whether another stage has a parameter."""
@@ -66,8 +66,12 @@ class Stages:
     def _enter(self, hidden: Tensor) -> Tensor:
         if torch.is_grad_enabled() and not hidden.requires_grad:  # earlier stages need the gradient
             hidden = hidden.detach().requires_grad_()
-        entered: Tensor = _Enter.apply(hidden, self)
+        entered: Tensor = _Enter.apply(hidden, self)  # type: ignore[no-untyped-call]
         return entered
+
+    def _leave(self, hidden: Tensor) -> Tensor:
+        left: Tensor = _Leave.apply(hidden, self)  # type: ignore[no-untyped-call]
+        return left
 
     def shared(self, name: str, value: Tensor, shape: torch.Size) -> Tensor:
         """Return a tensor of this shape of the stage that has a parameter, at all stages; others' is ignored."""
@@ -116,7 +120,7 @@ class _Enter(torch.autograd.Function):
         return stages.receive(hidden.detach(), -1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ctx.stages.send(gradient, -1)
         return ctx.stages.from_first(gradient), None
 
@@ -131,7 +135,7 @@ class _Leave(torch.autograd.Function):
         return stages.from_last(hidden)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.stages.receive(gradient, 1), None
 
 
