@@ -84,11 +84,11 @@ def test_a_mesh_of_ranks_ends_with_the_weights_of_one_process(tmp_path: Path, ca
 @pytest.mark.exhaustive
 def test_other_meshes_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     training = LONG | {"epochs": 16, "optimizer": {"name": "adam", "lr": 0.01}}
-    changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": training}
+    changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": training, **NOTES}
     with house(tmp_path / "undisturbed", **changes) as found:
         undisturbed = found.done(1)
     with house(tmp_path / "others", **changes) as found:
-        meshes: list[tuple[int, Any, int]] = [(4, {"data": 2, "tensor": 2}, 56), (1, "data", 62), (2, "fsdp", 68)]
+        meshes: list[tuple[int, Any, int]] = [(4, {"tensor": 2, "pipeline": 2}, 56), (1, "data", 62), (2, "fsdp", 68)]
         for size, mesh, steps in meshes:
             found.share(mesh)
             ranks = found.start(size)
@@ -97,8 +97,8 @@ def test_other_meshes_go_on_from_a_checkpoint(tmp_path: Path) -> None:
             said = found.ended(30)
             assert size == 1 or said[0].count(f"rank {size - 1} of 0 to {size - 1} no longer answers") == 1, said
             assert "Traceback" not in "".join(said)
-        found.share({"tensor": 2})
-        assert furthest(found.done(2), undisturbed) < 1e-5
+        found.share({"data": 2, "tensor": 2})
+        assert furthest(found.done(4), undisturbed) < 1e-5
 
 
 @pytest.mark.slow
