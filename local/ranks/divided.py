@@ -153,7 +153,7 @@ class DividedReplica(Replica):
         return self._gathered(dict(self.model.named_parameters()), at_all=True)
 
     def sketch(self) -> Tensor:
-        """Return the sketch of the whole parameters, of which one is gathered at a time."""
+        """Return the sketch of the whole parameters, gathering one at a time."""
         return sketch(_Gathering(self, dict(self.model.named_parameters())))
 
     def state(self) -> dict[str, Tensor]:

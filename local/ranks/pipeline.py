@@ -21,7 +21,7 @@ from rankdad.common.spec.model import Transformer, Vit
 
 
 class Stages:
-    """The stages of a model's blocks, of which this rank computes one.
+    """The stages of a model's blocks; this rank computes one.
 
     Args:
         spec: the run.
@@ -60,7 +60,7 @@ class Stages:
         return self.owners.get(name, self.place) != self.place
 
     def number(self, name: str) -> int:
-        """Return the number of stages of which one has a parameter; 1 if all have it."""
+        """Return the number of stages if only one has a parameter; 1 if all have it."""
         return self._size if name in self.owners else 1
 
     def _enter(self, hidden: Tensor) -> Tensor:

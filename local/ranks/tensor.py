@@ -1,4 +1,4 @@
-"""Tensor parallel at a site: the layers of which each rank has a part, by torch's `parallelize_module`.
+"""Tensor parallel at a site: each rank has a part of the layers, by torch's `parallelize_module`.
 
 Of two linear layers, the first is divided by its units and the second by its inputs, so that the ranks' outputs of the
 second add up to those of one process. In a transformer's blocks, these are the projection to heads and their merging,
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     Args:
         first: name of the module.
         second: name of the other.
-        stacked: number of equal blocks of the first layer's units, each of which is divided: query, key and value.
+        stacked: number of equal blocks of the first layer's units; each block is divided: query, key and value.
     """
 
     first: str
