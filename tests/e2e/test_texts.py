@@ -36,7 +36,8 @@ def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, task: str, me
     for seed, site in enumerate(sites):
         write(tmp_path / "data" / site, 30 - 7 * seed, seed)
     run = run_document(model=MODEL, method=METHODS[method], federation={"sites": sites}, **TASKS[task])
-    simulation = {"source": {"name": "folders", "path": str(tmp_path / "data")}, "partition": {"name": "folder"}, "policy": OPEN}
+    source = {"name": "folders", "path": str(tmp_path / "data")}
+    simulation = {"source": source, "partition": {"name": "folder"}, "policy": OPEN}
     (tmp_path / "file.json").write_text(json.dumps({"run": run, "simulation": simulation}))
     digests = set[str]()
     for name, options in (("processes", []), ("lockstep", ["--lockstep"])):
