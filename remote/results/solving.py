@@ -82,7 +82,8 @@ def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int =
         warning = (
             f"in {unmeasured} of {measured + unmeasured} trainings no hospital's validation samples gave "
             f"{shown(spec.training.monitor)} (training.monitor): the last epoch was kept{stopping}; a hospital needs "
-            f"as many patients as its policy requires{ranks} and does not send again what its disclosure log has counted"
+            f"as many patients as its policy requires{ranks} and does not send again what its disclosure log has "
+            "counted"
         )
         return {"trainings": trainings, "of": measured, "unmeasured": unmeasured, "warning": warning}
     if not trainings:
