@@ -263,10 +263,10 @@ def _no_input(name: str, found: Sequence[Hospital]) -> str | None:
         first = min((column.dates[0] for column in known.values() if column.dates), default="2000-01-01")
         offer = f'"dates": {{"{name}": {{"since": "{first}"}}}}'
         return f"it holds dates; to make it one, name it in data.features and add to data {offer}"
-    if "id" in kinds:
-        return "it names rows"
     if any(remark.code == "free-text" for column in known.values() for remark in column.remarks):
         return f"it holds {TO_READ}"
+    if "id" in kinds:
+        return "it names rows"
     if "text" in kinds:
         return f"it holds more than {MAX_LEVELS} different texts"
     if len(kinds) > 1:

@@ -55,8 +55,9 @@ def test_two_ranks_end_with_the_weights_of_one_process(tmp_path: Path, task: str
     ended = []
     for size in (1, 2, 2):
         place = tmp_path / str(len(ended))
-        with house(place, both=True, samples=26, write=write, model=MODEL, method=METHODS[method],
-                   training={"dtype": "float64"}, **TASKS[task]) as found:  # fmt: skip
+        with house(
+            place, both=True, samples=26, write=write, model=MODEL, method=METHODS[method], **TASKS[task]
+        ) as found:
             ended.append(found.done(size))
     assert furthest(ended[0], ended[1]) < 1e-4
     assert weights_sha256(ended[1]) == weights_sha256(ended[2])
