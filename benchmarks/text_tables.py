@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.methods import words
 
 COLUMNS = (
-    *("task", "sites", "method", "seeds", "test loss", "over full gradients'", "AUC or bits per byte", "difference"),
-    *("KB a site and step", "times fewer", "MB a site to the target", "times fewer to the target"),
+    *("task", "sites", "method", "seeds", "steps", "test loss", "over full gradients'", "AUC or bits per byte"),
+    *("difference", "KB a site and step", "times fewer", "MB a site to the target", "times fewer to the target"),
 )
 TARGET = 1.05  # times the best validation loss with full gradients, of the same seed
 Case = Mapping[str, Any]
@@ -38,13 +38,8 @@ def table(found: Results, full: str) -> str:
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---|---|" + "--:|" * (len(COLUMNS) - 3)]
     for (task, kind), methods in found.items():
         for method, cases in methods.items():
-            cells = (
-                task,
-                kind,
-                words(method),
-                ", ".join(map(str, sorted(cases))),
-                *_cells(cases, methods.get(full, {})),
-            )
+            seeds, steps = ", ".join(map(str, sorted(cases))), str(next(iter(cases.values()))["summary"]["steps"])
+            cells = (task, kind, words(method), seeds, steps, *_cells(cases, methods.get(full, {})))
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -23,9 +23,9 @@ def test_methods_are_compared_on_the_seeds_that_both_have(tmp_path: Path) -> Non
     write(tmp_path, OTHER, 0, 1.01, [(3, 2.0), (5, 1.04)])
     write(tmp_path, OTHER, 1, 9.0, [(3, 9.0)])  # without full gradients of this seed
     first, second = [line.split(" | ") for line in table(results(tmp_path, (FULL, OTHER)), FULL).splitlines()[2:]]
-    assert first[3:] == ["0", "1.0000", "1.0000", "0.9000", "+0.0000", "2,000.0", "1.0", "200.00", "1.0 |"]
-    assert second[3:6] == ["0, 1", "5.0050", "1.0100"]
-    assert second[6:] == ["0.8950", "+0.0000", "50.0", "40.0", "5.00", "40.0 |"]
+    assert first[3:] == ["0", "100", "1.0000", "1.0000", "0.9000", "+0.0000", "2,000.0", "1.0", "200.00", "1.0 |"]
+    assert second[3:7] == ["0, 1", "100", "5.0050", "1.0100"]
+    assert second[7:] == ["0.8950", "+0.0000", "50.0", "40.0", "5.00", "40.0 |"]
 
 
 def test_a_target_that_is_never_reached_is_a_dash(tmp_path: Path) -> None:
