@@ -161,7 +161,7 @@ def bench_text(
                 done.result()
     found = results(output, METHODS)
     console.print(table(found, METHODS[0]), highlight=False, soft_wrap=True)
-    write_whole(output / "text.png", picture(found))
+    (output / "text.png").write_bytes(picture(found))
 
 
 def _second_moment(method: dict[str, Any]) -> str:

@@ -101,7 +101,7 @@ def _to_target(case: Case, full: Case) -> float | None:
 
 
 def _mean(key: Any, cases: Any) -> float:
-    return mean(map(key, cases))
+    return float(mean(map(key, cases)))
 
 
 def _loss(case: Case) -> float:

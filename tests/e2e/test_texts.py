@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from rankdad.common.run.replica import weights_sha256
 from tests.conftest import OPEN, run_document
@@ -52,7 +53,7 @@ def test_processes_and_lockstep_give_the_same_bits(tmp_path: Path, task: str, me
 @pytest.mark.parametrize("task", TASKS)
 def test_two_ranks_end_with_the_weights_of_one_process(tmp_path: Path, task: str, method: str) -> None:
     """Both take part in each step, with texts of other lengths."""
-    ended = []
+    ended = list[dict[str, Tensor]]()
     for size in (1, 2, 2):
         place = tmp_path / str(len(ended))
         with house(
