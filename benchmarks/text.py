@@ -30,7 +30,7 @@ SITES = ("a", "b", "c", "d")
 KINDS = ("alike", "unlike")
 AT_ONCE = 2  # runs, each of one thread
 OWN = 0.8  # part of an unlike site's rows that is of its own two sections
-PROMISED = 2  # methods that run first
+PROMISED = 3  # methods that run first
 LONGER = '{"name": "rank-dad", "rank": 4, "wire": "int4"}'  # by 3 / 4 more epochs than the others
 METHODS = (  # in the order in which they run
     '{"name": "dsgd"}',
