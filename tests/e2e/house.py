@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,16 @@ class House:
 
 
 @contextlib.contextmanager
-def house(folder: Path, *, both: bool = False, samples: int = 50, sharing: int = 1, **changes: Any) -> Iterator[House]:
-    """Serve a run for alpha, and let beta take part in it as one process."""
+def house(
+    folder: Path,
+    *,
+    both: bool = False,
+    samples: int = 50,
+    sharing: int = 1,
+    write: Callable[[Path, int, int], Path] = write_site,
+    **changes: Any,
+) -> Iterator[House]:
+    """Serve a run for alpha, and let beta take part in it as one process; `write` makes a site's data, by a seed."""
     sites = ["alpha", "beta"] if both else ["alpha"]
     folder.mkdir(exist_ok=True)
     write = _write_texts if changes.get("data", {}).get("reader") == "text" else write_site
