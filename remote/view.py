@@ -345,7 +345,8 @@ def figures(values: Mapping[str, float | int | None], auc_error: float | None) -
     """Format metrics for people."""
     words = []
     for name, value in values.items():
-        error = "" if name != "auc" or auc_error is None else f" (± {bound(auc_error)})"
+        sign = "±" if value is not None else "may be off by"
+        error = "" if name != "auc" or auc_error is None else f" ({sign} {bound(auc_error)})"
         words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{error}")
     return words
 

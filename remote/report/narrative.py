@@ -318,16 +318,22 @@ def notes(run: RunResults) -> Iterator[str]:
     if "auc_error" in run.test:
         error = run.test["auc_error"]
         often = ", in 19 of 20 tests" if metrics.smooth_scores else ""
-        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {bound(error)}{often}."
+        known = f"the one of all samples is off by at most {bound(error)}{often}."
+        if "auc" not in run.test:
+            known = f"there is none of all samples, because it may be off by {bound(error)}."
+        yield f"AUCs come from histograms of scores: {known}"
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
         moved = "quantiles of errors are near those of the exact errors."
         if kind == "scores":
             moved = (
-                "average precision, figures at thresholds other than 50 %, and calibration slopes and curves come from "
-                "these. They are close to the exact ones if scores are spread evenly, and less so if scores cluster."
+                "figures at thresholds other than 50 %, and calibration slopes and curves come from these. They are "
+                "close to the exact ones if scores are spread evenly, and less so if scores cluster."
             )
-        few = f" There is no calibration error, and for fewer than {THRESHOLDS:,} samples no figure at a threshold."
+        few = (
+            " There is no calibration error, no average precision, and for fewer than "
+            f"{THRESHOLDS:,} samples no figure at a threshold."
+        )
         yield (
             f"Hospitals send smoothed curves of test {kind}, so that no single one leaves: {moved}"
             f"{few * (kind == 'scores')}"
