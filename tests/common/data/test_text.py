@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rankdad.common.data.reading import Reading
+from rankdad.common.data.table_files import read_table
 from rankdad.common.data.text import read_text
 from rankdad.common.documents import validate
 from rankdad.common.spec.text import TextData
@@ -86,6 +88,18 @@ def test_predictions_need_neither_label_nor_key_and_name_single_rows(tmp_path: P
     assert found.rows is not None
     assert {row: error.code for row, error in found.rows.refused.items()} == {1: "text-too-long"}
     assert refused(lambda: read(tmp_path, "note\nabcdefghi\n", predicts=True)).code == "nothing-to-predict"
+
+
+@pytest.mark.parametrize(
+    ("end", "rows"), [('""\n', 4), ('""\n\n \n', 4), ("b\n\n\n", 4), ("b", 4), ("\n\n", 3), ("\r\n", 3), ('\n""', 5)]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_cell_of_a_single_column_is_a_row(tmp_path: Path, end: str, rows: int, *, packed: bool) -> None:
+    notes = f'note\na\n""\nb\n{end}'.encode()
+    path = tmp_path / ("notes.csv.gz" if packed else "notes.csv")
+    path.write_bytes(gzip.compress(notes) if packed else notes)
+    found = read_table(path).frame["note"].tolist()
+    assert (len(found), found[:3]) == (rows, ["a", "", "b"])
 
 
 @pytest.mark.parametrize(
