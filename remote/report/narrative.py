@@ -359,7 +359,7 @@ def training_problems(run: RunResults) -> Iterator[str]:
     """Yield problems of the training without technical terms; the appendix has details."""
     if "warning" in run.summary.undertrained:
         unknown = "unmeasured" in run.summary.undertrained
-        what = "the best moment to stop is unknown" if unknown else "it was still improving when training ended"
+        what = "the best moment to stop is unknown" if unknown else "it was best at the end of training"
         yield f"Further training may improve the model: {what}. {APPENDIX}"
     if "warning" in run.summary.solver:
         yield f"The exact solution of a model did not converge. {APPENDIX}"

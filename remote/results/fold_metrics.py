@@ -142,7 +142,7 @@ class FoldMetrics:
     def _mean(self, tallies: list[Tally]) -> Metrics:
         return mean_metrics([summarise(self._task, one).told for one in tallies])
 
-    def _guess(self, site: str | None = None) -> Metrics:
+    def guess(self, site: str | None = None) -> Metrics:
         """Return the metrics of the baseline, with its AUC: samples in one bin are ties."""
         return mean_metrics([summarise(self._task, one) for one in self._totals("baseline", site)])
 
@@ -162,7 +162,7 @@ class FoldMetrics:
         weights = self._weights()
         for site in self._sites:
             tallies = self._totals("models", site)
-            model, baseline = self._mean(tallies), self._guess(site)
+            model, baseline = self._mean(tallies), self.guess(site)
             row: dict[str, Any] = {"site": site, "samples": model.samples}
             row |= {"groups": self.groups(site)} if self._grouped else {}
             row["absent"] = model.absent
@@ -229,7 +229,7 @@ class FoldMetrics:
             "sites": {name: asdict(spread) for name, spread in mean_over_sites(task, sites).items()},
             "folds": {name: asdict(spread) for name, spread in mean_over_sites(task, self._folds).items()},
             **self._interval_summary("models"),
-            "baseline": self._guess().values,
+            "baseline": self.guess().values,
             "references": {
                 name: {
                     "samples": mean_tally(self._totals(name)).samples,
@@ -263,7 +263,7 @@ class FoldMetrics:
 
     def _site_alone(self) -> float | None:
         """Return the AUC of a guess by the site alone: by its training rows in a single test, else by all rows."""
-        trained = self._guess().values["auc"] if self._per_repeat == 1 else None
+        trained = self.guess().values["auc"] if self._per_repeat == 1 else None
         if trained is not None:
             return trained
         return site_alone(self._task, list(self._by_repeat("models")[0].values()))  # the same in each repeat
