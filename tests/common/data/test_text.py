@@ -62,6 +62,7 @@ def test_longer_texts_are_cut_where_the_schema_says(tmp_path: Path, longer: str,
         ("id,patient,note,ill\n1,x, ,no\n2,y,NA,yes\n", {}, ("column-empty", "note", None)),
         ("id,patient,note,ill\n", {}, ("no-rows", "", None)),
         ("id,patient,note,ill\n1,x,abcdefghi,no\n", {}, ("text-too-long", "note", 2)),
+        ("id,patient,note,ill\n1,x,bb.txt,no\n2,y,./bb.txt,yes\n", {"holds": "file"}, ("key-repeated", "note", 3)),
         ("id,patient,text,ill\n1,x,a,no\n", {}, ("column-missing", "note", None)),
         ("id,patient,note,ill\n1,x,a,no\n1,y,b,no\n", {}, ("key-repeated", "id", 3)),
         (b"id,patient,note,ill\n1,x,\xff\xe9,no\n", {}, ("encoding-unknown", "data.encoding", None)),
@@ -75,6 +76,17 @@ def test_faults_are_named(tmp_path: Path, notes: str | bytes, changes: dict[str,
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9")
     (tmp_path / "empty.txt").write_bytes(b" \n")
     assert fault(lambda: read(tmp_path, notes, **changes), "caf") == expected
+
+
+def test_a_text_too_long_says_how_long_the_longest_is(tmp_path: Path) -> None:
+    found = refused(lambda: read(tmp_path, f"id,patient,note,ill\n1,x,{'a' * 9},no\n2,y,b,no\n3,z,{'a' * 40},no\n"))
+    assert (found.row, "the longest has 42" in str(found)) == (2, True)
+
+
+def test_a_table_to_predict_that_does_not_exist_is_named_as_it_was_given(tmp_path: Path) -> None:
+    schema = validate(TextData, SCHEMA)
+    for given, named in ((tmp_path / "new.csv", tmp_path / "new.csv"), (tmp_path / "new", tmp_path / "new/notes.csv")):
+        assert str(refused(lambda given=given: read_text(given, schema, beside=()))).startswith(f"{named}: ")
 
 
 def test_rows_without_a_text_are_left_out_where_the_schema_says(tmp_path: Path) -> None:
