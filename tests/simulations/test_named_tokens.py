@@ -150,13 +150,15 @@ def test_places_that_few_texts_reach_do_not_travel(
     assert bool(torch.stack(sent)[:, 40:].any()) == (longer > 5)
 
 
-def test_bytes_of_texts_do_not_count_what_is_left_out(tmp_path: Path) -> None:
-    """Bytes and predicted tokens differed by the rare bytes of one patient."""
+@pytest.mark.parametrize("rare", [{7: NAME}, dict(enumerate(NAME))])  # cut, or unknown in several texts
+def test_bytes_of_texts_do_not_count_what_is_left_out(tmp_path: Path, rare: dict[int, str]) -> None:
+    """Bytes and predicted tokens differed by rare bytes."""
     spec = text_spec(data={"length": 64}, task={"name": "language-model"}, **SIZES)
-    rows = [(key, text + f" {NAME}" * (row == 7), ill) for row, (key, text, ill) in enumerate(notes(44, 0))]
+    rows = [(key, f"{text} {rare.get(row, '')}", ill) for row, (key, text, ill) in enumerate(notes(44, 0))]
     samples = usual(POLICY, spec, read_site(spec, write_notes(tmp_path, rows), 0)).samples
     assert isinstance(samples.inputs, Tensor)
     assert torch.equal((samples.inputs >= SPECIAL).sum(1), samples.labels.long())
+    assert (samples.inputs == UNKNOWN).any() == (len(rare) > 1)
 
 
 @pytest.mark.parametrize("listed", [False, True])
