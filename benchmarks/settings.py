@@ -166,7 +166,7 @@ def ways_of_language(make: Callable[[], nn.Module], places: int) -> Iterator[Way
     yield by_hook(make, "DistributedDataParallel")
     for rank in (4, 8):
         yield by_hook(make, f"low_rank_hook, rank {rank}", _ours(rank), low_rank_hook)
-    rows: list[dict[str, Any]] = [{"rank": 4}, {"rank": 8}]
+    rows: list[dict[str, Any]] = [{"rank": 4}, {"rank": 8}, {"rank": 16, "wire": "int4"}]
     for options in (*rows, *({"rank": rank, "wire": "int8"} for rank in (4, 8, 16))):
         yield by_rows(make, "LowRank, " + ", ".join(f"{key} {value}" for key, value in options.items()), **options)
 

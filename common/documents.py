@@ -118,7 +118,7 @@ def validate(model: type[P], document: object, *, file: str | Path | None = None
     except ValidationError as error:
         errors = sorted(_errors(error, file), key=lambda one: one["type"] != "extra_forbidden")  # typos cause others
         (field, problem), *others = [
-            (".".join(part for part in (under, path) if part) or "the whole file", problem)
+            (".".join(part for part in (under, path) if part) or ("the whole file" if file else WHOLE), problem)
             for path, problem in _problems(errors[:MAX_PROBLEMS], document, model)
         ]
         listed = "".join(f"; {path}: {problem}" for path, problem in others)

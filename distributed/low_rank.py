@@ -224,9 +224,10 @@ class LowRank:
 
         Raises:
             RankdadError: added batches have not been exchanged yet.
+            UserError: there are files in the folder.
         """
         self._check_exchanged("save")
-        write(folder, self._seat, self._step, self._options, self._state, self._node_state)
+        write(folder, self._seat, self._step, self._options, self._state, self._node_state, self._groups)
 
     def load(self, folder: str | Path) -> None:
         """Restore the state from `save`; called at all ranks.

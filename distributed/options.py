@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, SupportsFloat
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +25,12 @@ from rankdad.common.protocol.routing import check_wire
 from rankdad.distributed.agreement import agree
 from rankdad.distributed.meshes import Groups, Part, check_division, same_rows
 
+KINDS: Mapping[str, tuple[type, ...]] = {
+    "feedback": (str,),
+    "wire": (str,),
+    "gather_up_to": (int,),
+    "seed": (int,),
+}  # of options; others are an int or None
 MOST_WEIGHT = 1e300  # of a batch, so that sums are finite
 
 
@@ -80,10 +86,14 @@ def method_of(model: object, options: Mapping[str, object], *, divided: bool = F
         if isinstance(value, torch.dtype):
             problem = f'{name}: got {value}, expected its name: "{str(value).removeprefix("torch.")}"'
             raise UserError(problem, code="dtype-not-name", field=name)
-        fits = isinstance(value, int | str | None) and not isinstance(value, bool)
-        if not fits or (name == "gather_up_to" and not isinstance(value, int)):
-            problem = f"{name}: got {value!r}, a {type(value).__name__}, expected Python's own int or str"
+        kinds = KINDS.get(name, (int, type(None)))
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            problem = f"{name}: got {value!r}, a {type(value).__name__}, expected Python's own {expected}"
             raise UserError(problem, code="wrong-type", field=name)
+        if name == "gather_up_to" and isinstance(value, int) and value < 1:
+            problem = f"{name}: got {value}, expected at least 1"
+            raise UserError(problem, code="gather-out-of-range", field=name)
     given = {name: options[name] for name in ("rank", "feedback", "wire")}
     hooked = [name for name, p in model.named_parameters() if p.requires_grad and has_hooks(p)]
     if hooked:
@@ -110,6 +120,9 @@ def check_batch(loss: object, weight: object, total: float | None) -> None:
     if weight and loss is None:
         problem = f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}"
         raise UserError(problem, code="loss-missing", field="loss")
+    if weight and isinstance(loss, Tensor) and loss.numel() != 1:
+        problem = f"loss: got a tensor of shape {tuple(loss.shape)}, expected one number: take its mean"
+        raise UserError(problem, code="loss-not-scalar", field="loss")
     if total is not None and not 0 < total <= MOST_WEIGHT:
         problem = f"total: got {total!r}, expected a number above 0, at most {MOST_WEIGHT:g}"
         raise UserError(problem, code="total-out-of-range", field="total")

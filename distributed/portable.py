@@ -85,6 +85,7 @@ def write(
     options: Mapping[str, object],
     site: MethodState,
     node: MethodState,
+    groups: Groups,
 ) -> None:
     """Write a checkpoint; called at all ranks.
 
@@ -95,7 +96,12 @@ def write(
         options: of the LowRank.
         site: this rank's state.
         node: its state where it combines several ranks' rows.
+        groups: of the ranks.
+
+    Raises:
+        UserError: there are files in the folder at some rank; the same at all ranks.
     """
+    _together(partial(_check_new, Path(folder)), groups)
     with reaching("the checkpoint"):
         writer = _storage().HuggingFaceStorageWriter(str(folder), save_distributed=True)
         save(written(seat, step, options, site, node), storage_writer=writer)
@@ -116,6 +122,18 @@ def read(
     except CheckpointException as error:  # at all ranks
         raise _unreadable(folder, next(iter(error.failures.values()))[0]) from None
     return _together(partial(restored, seat, tensors, options), groups)
+
+
+def _check_new(folder: Path) -> bool:
+    """Return True for a folder without files.
+
+    Raises:
+        UserError: there are some, such as parts of a checkpoint of more ranks, which a reader would mix.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        problem = f"{folder}: already there; choose another folder or remove it"
+        raise UserError(problem, code="output-exists", field="folder")
+    return True
 
 
 def _together(work: Callable[[], T], groups: Groups) -> T:

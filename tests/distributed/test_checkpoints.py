@@ -89,7 +89,12 @@ def loaded(folder: str) -> dict[str, str]:
         for value in (values,) if isinstance(values, torch.Tensor) else (values.delta,):
             value.view(-1)[:1] = torch.nan if place() else 0
     sync.save(folder + "/nan")
-    return found | {"NaN at a rank": code_of(sync, Path(folder, "nan"))}
+    found["NaN at a rank"] = code_of(sync, Path(folder, "nan"))
+    try:
+        sync.save(folder + "/good")
+    except RankdadError as raised:
+        found["saved twice"] = raised.code
+    return found
 
 
 def code_of(sync: LowRank, folder: Path) -> str:
@@ -104,4 +109,9 @@ def test_damaged_checkpoints_are_one_error_at_all_ranks(tmp_path: Path) -> None:
     first, second = run_ranks(2, loaded, str(tmp_path))
     assert first == second
     codes = {name: code for name, (_, code) in CHANGES.items()}
-    assert first == codes | {"": "", "pipe": "checkpoint-unreadable", "NaN at a rank": "not-finite"}
+    assert first == codes | {
+        "": "",
+        "pipe": "checkpoint-unreadable",
+        "NaN at a rank": "not-finite",
+        "saved twice": "output-exists",
+    }

@@ -194,6 +194,10 @@ def options() -> dict[str, Any]:
         "no rank": lambda: LowRankState(perceptron(), rank=None),  # type: ignore[arg-type]
         "both": lambda: LowRankState(perceptron(), feedback="both"),
         "neither": lambda: LowRank(perceptron(), feedback="sometimes"),
+        "half a rank": lambda: LowRank(perceptron(), rank=2.5),  # type: ignore[arg-type]
+        "no ranks": lambda: LowRank(perceptron(), gather_up_to=-1),
+        "seed": lambda: LowRankState(perceptron(), seed="a"),  # type: ignore[arg-type]
+        "losses": lambda: LowRank(perceptron()).backward(torch.ones(3, requires_grad=True), weight=3),
     }
     for name, attempt in refusals.items():
         found[name] = refused(attempt)
@@ -219,6 +223,10 @@ def test_options_are_taken_or_refused_by_name() -> None:
         assert found["no rank"] == ("method-needs-rank", "rank")
         assert found["both"] == ("feedback-unknown", "feedback")
         assert found["neither"][1] == "feedback"
+        assert found["half a rank"] == ("wrong-type", "rank")
+        assert found["no ranks"] == ("gather-out-of-range", "gather_up_to")
+        assert found["seed"] == ("wrong-type", "seed")
+        assert found["losses"] == ("loss-not-scalar", "loss")
         on, both, off, none = found["feedback"]
         assert on == both != off == none
         assert found["states"] == ["site", "site", "none", "none"]

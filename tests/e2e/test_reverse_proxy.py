@@ -1,4 +1,4 @@
-"""Real reverse proxies that end TLS, with the settings of docs/how-to/aggregator.md."""
+"""Real reverse proxies that end TLS, with the settings that docs/how-to/aggregator.md names."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from tests.ports import free_port
 from tests.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "aggregator.md"
+ROOT = Path(__file__).parents[2]
 EPOCHS = 60
 
 
-def documented(beginning: str, changes: dict[str, str]) -> str:
-    """Return a block of the docs, with this machine's addresses in it."""
-    found = re.search(rf"^    {re.escape(beginning)}.*?^    }}$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+def settings(name: str, changes: dict[str, str]) -> str:
+    """Return a proxy's settings, from the file or the page that has them, with this machine's addresses in them."""
+    page = (ROOT / "docs" / "how-to" / "aggregator.md").read_text()
+    found = re.search(r"^    aggregator\.example {.*?^    }$", page, re.MULTILINE | re.DOTALL)
     assert found is not None
-    text = found.group()
+    text = (ROOT / "docker" / "nginx" / "tokens.conf").read_text() if name == "nginx" else found.group()
     for old, new in changes.items():
         assert old in text, old
         text = text.replace(old, new)
@@ -43,8 +44,8 @@ def command(name: str, folder: Path, outside: int, inside: int, certificates: Pa
     """Write a proxy's settings, and return what starts it."""
     pem, key = certificates / "server.pem", certificates / "server.key"
     if name == "nginx":
-        block = documented(
-            "limit_conn_zone ",
+        block = settings(
+            name,
             changes
             | {
                 "443": f"127.0.0.1:{outside}",
@@ -60,9 +61,7 @@ def command(name: str, folder: Path, outside: int, inside: int, certificates: Pa
         (folder / "conf").write_text(f"daemon off; pid {folder}/pid; events {{}}\n{http}\n")
         return ["nginx", "-e", str(folder / "error.log"), "-c", str(folder / "conf")]
     changes |= {"aggregator.example {": f"https://127.0.0.1:{outside} {{\n tls {pem} {key}", "8765": str(inside)}
-    (folder / "conf").write_text(
-        f"{{\n admin off\n auto_https off\n}}\n{documented('aggregator.example {', changes)}\n"
-    )
+    (folder / "conf").write_text(f"{{\n admin off\n auto_https off\n}}\n{settings(name, changes)}\n")
     return ["caddy", "run", "--config", str(folder / "conf"), "--adapter", "caddyfile"]
 
 

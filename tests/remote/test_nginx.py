@@ -19,7 +19,7 @@ from rankdad.remote.auth import Identity, hashed
 from rankdad.remote.connections import Timeouts
 from rankdad.remote.proxies import Proxy
 from tests.conftest import SITES
-from tests.e2e.test_reverse_proxy import documented, proxy
+from tests.e2e.test_reverse_proxy import proxy, settings
 from tests.ports import free_port
 from tests.remote.certificates import Authority
 from tests.remote.nginx import NGINX, started_by
@@ -207,5 +207,5 @@ def test_the_documented_settings_have_the_limits_of_compose() -> None:
         return {line for line in lines if re.match("(client|large|keepalive|lingering|reset|limit|proxy_[rbh])", line)}
 
     own = {line for line in limits((NGINX / "rankdad.conf").read_text()) if "X-" not in line or "Proto" in line}
-    assert own == limits(documented("limit_conn_zone ", {}))
+    assert own == limits(settings("nginx", {}))
     assert len(own) == 16

@@ -140,7 +140,7 @@ def test_a_tokenizer_that_fails_at_a_text_is_named(tmp_path: Path, broken: dict[
     pytest.importorskip("tokenizers")
     pattern, vocab = broken.get("pattern", " "), broken.get("vocab", {"a": 0, "?": 1})
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    document = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "normalizer": None}
+    document: dict[str, Any] = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "normalizer": None}
     document |= {"post_processor": None, "decoder": None, "truncation": None, "padding": None}
     document["model"] = {"type": "WordLevel", "vocab": vocab, "unk_token": "?"}
     content = json.dumps(document).encode()
