@@ -48,6 +48,7 @@ from rankdad.local.sums import (
     quoted,
     tested_trainings,
 )
+from rankdad.local.trained_rows import digests
 
 TOO_SMALL: DataWarning = "sets-too-small-to-evaluate"
 RARE: DataWarning = "rare-values"
@@ -226,10 +227,10 @@ def usual(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:
         f"are replaced by usual ones (min_level): {', '.join(names[:MAX_MOVED])}{more}"
     )
     samples, warnings = replace(data.samples, inputs=found), (*data.warnings, RARE)
-    if isinstance(spec.task, LanguageModel):  # whose labels are bytes; of a tokenizer's text those of a mean token
-        left, whole = (((one == UNKNOWN) | (one >= SPECIAL)).sum(1) for one in (found, inputs))
+    if isinstance(spec.task, LanguageModel):  # whose labels are bytes of tokens with a loss: of each that of a mean one
+        left, whole = (found >= SPECIAL).sum(1), ((inputs == UNKNOWN) | (inputs >= SPECIAL)).sum(1)
         samples = replace(samples, labels=(samples.labels * left / whole.clamp_min(1)).floor())
-    return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note))
+    return replace(data, samples=samples, warnings=warnings, notes=(*data.notes, note), as_read=digests(inputs))
 
 
 def _evaluated(policy: Policy, spec: RunSpec, data: SiteData) -> SiteData:

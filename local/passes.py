@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
@@ -21,7 +20,7 @@ from rankdad.common.preparation import in_memory
 from rankdad.common.privacy.shares import scales as scales_of
 from rankdad.common.privacy.shares import shared_units
 from rankdad.common.privacy.standing import Flows, Place, drawn_before
-from rankdad.common.privacy.tokens import Usual, usual
+from rankdad.common.privacy.tokens import Usual, kept, usual
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.batches import parts as parts_of
@@ -38,7 +37,6 @@ from rankdad.local.own_gradients import OwnGradients, own_gradients
 from rankdad.local.ranks.alone import Alone
 
 NOBODY = torch.zeros(0, dtype=torch.int64)
-_log = logging.getLogger(__name__)
 
 
 class Passes:
@@ -57,6 +55,7 @@ class Passes:
     Attributes:
         evened: batches scaled so that no patient has more than their share.
         divided: gradients of a layer scaled in some units, or sums of units, for the same reason.
+        unknown: number of texts in the first batch, and share of their tokens that were rare there; None if unknown.
     """
 
     def __init__(
@@ -76,6 +75,7 @@ class Passes:
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0
+        self.unknown: tuple[int, float] | None = None
         self._units = {route.name: math.prod(route.shape[:1]) for route in plan.routes}
         self._head = [one.name for one in plan.routes if one.shape[:-1] == spec.output_shape[-1:]][-1:]
         self._fold = self._epoch = self._seed = -1  # of what follows
@@ -164,7 +164,10 @@ class Passes:
 
     def _usual(self, rows: Tensor) -> Usual:
         tokens = in_memory(self.prepared().train.inputs[rows])
-        return usual(tokens, self._people(rows), self._fewest, **self._named)
+        found = usual(tokens, self._people(rows), self._fewest, **self._named)
+        if self.unknown is None and self._named["of_tokens"]:
+            self.unknown = len(rows), 1 - kept(tokens, found)
+        return found
 
     def _part(self, rows: Tensor) -> Tensor:
         """Return this rank's share of a batch's samples; none if there are more ranks than samples."""
@@ -193,8 +196,7 @@ class Passes:
         """
         plan, run = self._plan, self._run
         model = run.replica.model.train()
-        first = next(model.parameters())
-        like = torch.empty(0, dtype=first.dtype, device=first.device)
+        like = next(model.parameters()).detach().new_empty(0)
         if not len(batch):
             return self._made(gather(plan.routes, {}, {}, like), 0.0), moments
         # torch.manual_seed formats a stack trace for each kind of device that is missing
@@ -391,8 +393,7 @@ class Passes:
             return outputs, mean_loss(self._spec.task, outputs, self._known(batch), weights)
 
     def _deltas(self, outputs: Tensor, batch: Batch) -> Tensor:
-        weights = self.prepared().transform.fit.class_weights
-        return deltas(self._spec.task, outputs, self._known(batch), weights)
+        return deltas(self._spec.task, outputs, self._known(batch), self.prepared().transform.fit.class_weights)
 
     def _known(self, batch: Batch) -> Tensor:
         """Return what the network's outputs are compared with: labels, or a text's own tokens."""

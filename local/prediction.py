@@ -22,7 +22,7 @@ from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.files import cannot_write, open_private
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics.smoothing import smooth
-from rankdad.common.metrics.summary import bound, summarise
+from rankdad.common.metrics.summary import exact_auc, summarise
 from rankdad.common.metrics.sums import Tally, tally
 from rankdad.common.preparation import Preparing
 from rankdad.common.run.artifacts import SavedModel, Which
@@ -261,13 +261,13 @@ def predict_samples(
         given, scale, base = numbers[known], fit.target_scale, fit.log_odds
         total = tally(task, given, labels, lost, centre=fit.target_mean, scale=scale, base=base)
         found = summarise(task, total)
+        values = found.values | exact_auc(task, given, labels)
         if smoothly:
             bent = smooth(task, given, labels, scale=scale, base=base)
             total = bent.order + tally(
                 task, given, labels, lost, centre=fit.target_mean, scale=scale, base=base, smooth=bent[:2]
             )
-        off = f" (± {bound(found.auc_error)})" if found.auc_error else ""
-        words = (f"{shown(name)} {_number(value)}{off * (name == 'auc')}" for name, value in found.values.items())
+        words = (f"{shown(name)} {_number(value)}" for name, value in values.items())
         notes.append(Fact(f"{found.samples} samples: {', '.join(words)}"))
     if isinstance(spec.data, TableData):
         table["outside"] = ["; ".join(one.column for one in far if one.rows[row]) for row in range(len(table))]

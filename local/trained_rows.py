@@ -35,7 +35,8 @@ def write_trained_rows(folder: Path, data: SiteData) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open_private(folder / FILE) as file:
-            np.save(file, np.sort(digests(data.samples.inputs[torch.from_numpy(seen)])))
+            own = digests(data.samples.inputs[torch.from_numpy(seen)]) if data.as_read is None else data.as_read[seen]
+            np.save(file, np.sort(own))
     except OSError as error:
         raise cannot_write(folder / FILE, error) from None
 

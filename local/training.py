@@ -38,6 +38,8 @@ from rankdad.local.privacy.cells import StepNumbers
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.references import References
 
+MUCH = 0.1  # share of a batch's tokens that training may do without, unsaid
+
 
 @dataclass
 class TrainingState:
@@ -188,7 +190,10 @@ class _Trainer:
             compared = due.kind is Kind.COMPARISON
             known = yield from self._ask()
             if due.kind is Kind.STEP:
+                told = self.passes.unknown is not None
                 yield from self._step(known)
+                if not told:
+                    self._note_unknown()
                 if known is None:
                     beside()
                 continue
@@ -216,6 +221,16 @@ class _Trainer:
         outcome = (run.progress.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
         prepared = self.passes.prepared()
         return Result(run.best_weights, run.replica.weights(), *outcome, prepared.transform.fit, prepared.transform.own)
+
+    def _note_unknown(self) -> None:
+        """Note how much of a batch's texts training does not see; the aggregator does not learn it."""
+        texts, share = self.passes.unknown or (0, 0.0)
+        if share > MUCH:
+            self.observer.notice(
+                f"{self.state.site}: of the tokens in a batch of {texts} texts, {share:.0%} became the unknown one or "
+                f"were cut, since fewer than {self.policy.min_rows} patients there have them (min_rows): a larger "
+                "training.batch_size, or a tokenizer of fewer tokens, leaves more to learn from"
+            )
 
     def _step(self, known: Message | None) -> Steps[None]:
         """Take one optimizer step. A site that is out of data contributes no rows, but counts as present."""

@@ -284,6 +284,7 @@ class Recorder:
         self._track(pooled, epoch)
         if pooled.split == "test":
             progress.study.add(models, baselines, references)
+            self._judge_end()
             progress.warn("left-out-of-a-test", [self._sites[place] for place in sorted(ready.missing)])
             self._scores = pooled.scores
             self._next_fold(pooled.fold)
@@ -306,9 +307,16 @@ class Recorder:
             progress.unmeasured += 1
         else:
             progress.measured += 1
-            progress.best_is_last += progress.best_epoch + 1 == progress.epoch
+            progress.best_is_last += progress.best_epoch + 1 == progress.epoch > 1
+        self._judge_end()
+
+    def _judge_end(self) -> None:
+        """Record whether trainings ended too early; the tests say whether the model is better than a guess."""
+        progress, found = self.progress, self.progress.study.pooled
+        reached, guess = (one and one.values.get("loss") for one in (found, found and progress.study.guess()))
         counts = progress.best_is_last, progress.measured, progress.unmeasured
-        progress.undertrained = undertrained(self._spec, *counts)
+        guesses = reached is not None and guess is not None and reached >= guess
+        progress.undertrained = undertrained(self._spec, *counts, guesses=guesses)
 
     def note_comparison(self, sent: Mapping[str, Tensor]) -> None:
         """Record the paired comparison of a test's models."""

@@ -130,9 +130,9 @@ class PlainView:
             self._say(f"step {p.steps} of {p.planned_steps}: loss {_number(p.loss)}")
         while ended:
             self._say(_epoch_line(p, ended.popleft(), monitor))
-        for site, problem in p.problems.items():
-            if self._problems.get(site) != problem:
-                self._warn(_problem(site, problem))
+        for site, line in _problems(p.problems).items():
+            if self._problems.get(site) != p.problems[site]:
+                self._warn(line)
         self._problems = dict(p.problems)
         now = self._waiting()
         periods = int(now.seconds / WAITING_PERIOD) if now.sites else 0
@@ -213,7 +213,7 @@ class LiveView:
 
     def _figures(self, p: RunFigures, now: Waiting) -> Table:
         most = None if self._whole else SOME
-        problems = [_problem(site, problem) for site, problem in p.problems.items()]
+        problems = list(_problems(p.problems).values())
         more = len(problems) - (most or len(problems))
         rows = [
             (p.method, " · ".join((p.members, *p.where, _left(p)))),
@@ -324,10 +324,17 @@ def data_warnings(table1: Mapping[str, Any], most: int = MAX_WARNINGS) -> list[s
     return found[:most] + more
 
 
-def _problem(site: str, problem: str) -> str:
-    if site == AGGREGATOR:
-        return f"an internal error of the aggregator, which retries; see its log: {problem}"
-    return f"{site} cannot take part: {problem}; fix that and start {site} again"
+def _problems(problems: Mapping[str, str]) -> dict[str, str]:
+    """Return a line for each site's problem, which says it once of several sites."""
+    lines, first = dict[str, str](), dict[str, str]()
+    for site, problem in problems.items():
+        said = f"{problem}; fix that and start {site} again, or the simulation"
+        if (other := first.setdefault(problem, site)) != site:
+            said = f"the same as at {other}"
+        lines[site] = f"{site} cannot take part: {said}"
+        if site == AGGREGATOR:
+            lines[site] = f"an internal error of the aggregator, which retries; see its log: {problem}"
+    return lines
 
 
 def _figures(p: RunFigures) -> str:
@@ -345,7 +352,8 @@ def figures(values: Mapping[str, float | int | None], auc_error: float | None) -
     """Format metrics for people."""
     words = []
     for name, value in values.items():
-        error = "" if name != "auc" or auc_error is None else f" (± {bound(auc_error)})"
+        sign = "±" if value is not None else "may be off by"
+        error = "" if name != "auc" or auc_error is None else f" ({sign} {bound(auc_error)})"
         words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{error}")
     return words
 

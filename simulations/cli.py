@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import typer
 from rankdad.command import ColumnsOption, DeviceOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import write_whole
-from rankdad.common.logs import LogOptions, set_up
+from rankdad.common.logs import MAX_LINE, LogOptions, set_up
 from rankdad.simulations.cli_checks import check, verify
 from rankdad.simulations.options import (
     AllowOption,
@@ -30,6 +30,9 @@ from rankdad.simulations.options import (
 if TYPE_CHECKING:
     from rankdad.common.spec import RunSpec
     from rankdad.simulations.spec import SimulationFile, SimulationSpec
+
+MAX_SITES = 10  # whose logs are looked at
+WARNED = " WARNING "  # in a line of a log
 
 
 def mount(app: typer.Typer) -> None:
@@ -151,6 +154,19 @@ def _show(run: RunSpec, directory: Path, summary: dict[str, Any], *, json_: bool
         typer.echo(json.dumps(summary, indent=2))
     else:
         show_result(summary, directory, run)
+        for line in _warned(directory, run.federation.sites):
+            typer.echo(line)
+
+
+def _warned(directory: Path, sites: Sequence[str]) -> Iterator[str]:
+    """Yield the first warning that is in the log of each site's process: it is not sent to the aggregator."""
+    logs = {site: directory / "sites" / site / "log.txt" for site in sites[:MAX_SITES]}
+    for site, log in ((site, log) for site, log in logs.items() if log.is_file()):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        own = [line.split(WARNED, 1)[1] for line in lines if WARNED in line]
+        if found := list(dict.fromkeys(line.partition(": ")[2] for line in own)):
+            more = f" ({len(found) - 1} more in {log})" * (len(found) > 1)
+            yield visible(f"note:    {site}: {found[0]}{more}", MAX_LINE)
 
 
 def _new_directory(output: Path | None, run: RunSpec) -> Path:

@@ -116,9 +116,9 @@ def by_column(*columns: str | None) -> str:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a path is a folder or does not exist, rather than a file."""
+    """Return whether a path is a folder, or does not exist and is not named like a file."""
     try:
-        return path.is_dir() or not path.exists()
+        return path.is_dir() or not (path.suffix or path.exists())
     except OSError:
         return True
 

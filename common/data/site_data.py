@@ -17,6 +17,7 @@ from torch import Tensor
 from rankdad.common.data.folds import Split, fewest_behind
 from rankdad.common.data.lazy import Augment
 from rankdad.common.data.parts import Assignment
+from rankdad.common.data.reading import Array
 from rankdad.common.preparation import Inputs, Rows, count_behind, has_gaps
 from rankdad.common.preparation.moments import blocks
 from rankdad.common.protocol.messages import DataWarning
@@ -92,6 +93,7 @@ class SiteData:
         notes: sentences for the site's staff.
         tells_coefficients: whether a linear model's coefficients of this site's rows alone may leave it.
         parts: whose unions are all sets; None if folds follow from keys.
+        as_read: digest of each sample's inputs before rare values were replaced, int64 [n]; None if none were.
     """
 
     samples: Samples
@@ -107,6 +109,7 @@ class SiteData:
     group_names: tuple[str, ...] = ()
     tells_coefficients: bool = False
     parts: Assignment | None = None
+    as_read: Array | None = None
 
     def shares(self, members: Tensor) -> Tensor:
         """Return each sample's share of its group in a set, float64 [samples, sets]; shares of a group add up to 1.

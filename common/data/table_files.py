@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import math
 import re
 from collections.abc import Collection
@@ -36,7 +37,7 @@ def read_table(
 ) -> Table:
     """Read a table: text (.csv, .tsv and others; .gz), a workbook (.xlsx) or a Parquet file.
 
-    Delimiter and decimal marks are detected unless given. Empty rows are skipped.
+    Delimiter and decimal marks are detected unless given. Empty rows are skipped; of a single column, those at the end.
 
     Args:
         path: of the file.
@@ -65,7 +66,11 @@ def read_table(
     if pd.api.types.is_integer_dtype(frame.columns):  # positions; Parquet files have names
         frame = _named(path, frame, written.columns)
     frame = frame.set_axis([composed(str(name)) for name in frame.columns], axis=1)
-    frame = frame.drop(index=frame.index[_empty(frame)])
+    empty = _empty(frame)
+    if frame.shape[1] == 1:  # an empty cell is a row
+        most = _blank_lines(path) if read is None else len(frame) * (path.suffix.lower() != ".parquet")
+        empty = _at_end(empty, len(frame), most)
+    frame = frame.drop(index=frame.index[empty])
     _check_names(path, frame)
     table = Table(path, frame, written)
     texts = {name: frame[name].tolist() for name in frame.columns if name}
@@ -82,6 +87,19 @@ def _empty(frame: pd.DataFrame) -> Array:
         if not len(left):
             break
     return left
+
+
+def _at_end(rows: Array, count: int, most: int) -> Array:
+    """Return those of some rows after which there are no others, at most so many."""
+    found = rows[rows == np.arange(count - len(rows), count)]
+    return found[max(0, len(found) - most) :]
+
+
+def _blank_lines(path: Path) -> int:
+    """Return the number of blank lines at the end of a text."""
+    content = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
+    end = content[len(content.rstrip(b" \t\r\n\0")) :]
+    return max(0, max(end.count(b"\n"), end.count(b"\r")) - 1)
 
 
 def _named(path: Path, cells: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:

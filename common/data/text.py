@@ -57,6 +57,8 @@ def read_text(path: Path, data: TextData, *, beside: Sequence[str] | None = None
         notes += told
         if data.key is not None:
             keys_of(table, data.key)
+        if data.holds == "file":
+            keys_of(table, data.column, lambda text: str(Path(text)))
     tokens = _tokens(table, data, encode)
     if not tokens:
         raise UserError(f"no row can be predicted: {(table.refused or {})[0]}", code="nothing-to-predict")
@@ -88,7 +90,7 @@ def _bytes(tokens: Mapping[int, tuple[Array, Array]]) -> Array:
 
 def _tokens(table: Table, data: TextData, encode: Encoder) -> dict[int, tuple[Array, Array]]:
     """Return the tokens of each row's text, and their numbers of bytes; a row is refused if it has none or too many."""
-    found = dict[int, tuple[Array, Array]]()
+    found, longer = dict[int, tuple[Array, Array]](), dict[int, int]()
     for row, text in enumerate(table.texts(data.column)):
         if text.lower() in MISSING:
             table.refuse(row, data.column, "is empty, expected a text", code="text-empty")
@@ -100,9 +102,15 @@ def _tokens(table: Table, data: TextData, encode: Encoder) -> dict[int, tuple[Ar
                 table.refuse(row, data.column, f"{shown(text)} {error.problem}", code=error.code)
                 continue
         own, sizes = encode(text)
-        _check_length(table, data, row, len(own))
+        if len(own) > data.length and data.longer == "refuse":
+            longer[row] = len(own)
         kept = slice(-data.length, None) if data.longer == "last" else slice(data.length)
         found[row] = own[kept], sizes[kept]
+    for row, length in longer.items():
+        most = f" (the longest has {max(longer.values())})" * (len(longer) > 1)
+        problem = f"has {length} tokens with begin and end{most}, expected at most {data.length}, data.length"
+        advice = ": raise it, or set data.longer to first or last"
+        table.refuse(row, data.column, problem, advice, code="text-too-long")
     return {row: own for row, own in found.items() if row not in (table.refused or {})}
 
 
@@ -123,11 +131,3 @@ def _file_text(folder: Path, name: str) -> str:
     if not text:
         raise DataError(name, "is empty, expected a text", code="text-empty")
     return text
-
-
-def _check_length(table: Table, data: TextData, row: int, tokens: int) -> None:
-    """Refuse a row with too many tokens, unless the schema cuts it."""
-    if tokens > data.length and data.longer == "refuse":
-        problem = f"has {tokens} tokens with begin and end, expected at most {data.length}, data.length"
-        advice = ": raise it, or set data.longer to first or last"
-        table.refuse(row, data.column, problem, advice, code="text-too-long")

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankdad.common.spec.tasks import Classification, MultiLabel
+
 BINS = 1000
 FINENESS = 50.0
 COVERS = 2.0  # standard deviations that smoothing may change pairs between sites; few tests exceed it
+MOST_OFF = 0.05  # an AUC that may be further off is none
 REACH = 11.5  # asinh(50 · 1000): log-odds further than 1000 from the base are in the outermost bin
 
 
@@ -28,6 +31,13 @@ def class_log_odds(logits: Tensor) -> Tensor:
     rest = logits.scatter(1, likeliest, -math.inf).logsumexp(dim=1, keepdim=True)
     log_odds = log_p - torch.log1p(-log_p.exp().clamp_max(0.75))
     return log_odds.scatter(1, likeliest, logits.gather(1, likeliest) - rest)
+
+
+def log_odds(task: Classification | MultiLabel, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-odds float64 [n, task.outputs] of all outcomes, and which samples have them, bool of this shape."""
+    if isinstance(task, Classification):
+        return class_log_odds(outputs), labels.unsqueeze(1) == torch.arange(task.classes)
+    return outputs, labels > 0.5
 
 
 def score_bins(distance: Tensor) -> Tensor:

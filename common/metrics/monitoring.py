@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import class_log_odds, exact_pairs
+from rankdad.common.metrics.auc import exact_pairs, log_odds
 from rankdad.common.metrics.summary import Metrics, mean_auc, numbers, of_texts, summarise
 from rankdad.common.metrics.sums import Tally, deviations_of, of_one_test, shape, text_moments
 from rankdad.common.spec.tasks import Classification, LanguageModel, Metric, Regression, TaskSpec
@@ -53,12 +53,8 @@ def monitored(
     if isinstance(task, Regression):
         moments = deviations_of(outputs.reshape(-1) - centre, labels.double().reshape(-1) - centre).sum(dim=1)
         return Tally(samples, torch.cat([loss, moments * (monitor != "loss")]))
-    if isinstance(task, Classification):
-        scores, positive = class_log_odds(outputs), labels.unsqueeze(1) == torch.arange(task.classes)
-        hits = outputs.argmax(dim=1) == labels
-    else:
-        scores, positive = outputs, labels > 0.5
-        hits = (outputs > 0) == positive
+    scores, positive = log_odds(task, outputs, labels)
+    hits = outputs.argmax(dim=1) == labels if isinstance(task, Classification) else (outputs > 0) == positive
     pairs = torch.zeros(2, shape(task).ranked, dtype=torch.float64)
     for at in range(pairs.shape[1] * (monitor == "auc_within")):
         own = positive[:, at - pairs.shape[1]]
@@ -94,7 +90,9 @@ def monitoring(task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
 
 def measured_on(split: str, task: TaskSpec, monitor: Metric, total: Tally) -> Metrics:
     """Compute metrics from the sums that sites send for a split of one training."""
-    return monitoring(task, monitor, total) if split == "validation" else summarise(task, of_one_test(task, total))
+    if split == "validation":
+        return monitoring(task, monitor, total)
+    return summarise(task, of_one_test(task, total)).told
 
 
 def check_monitoring(task: TaskSpec, total: Tally) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import COVERS, areas, bin_edges
+from rankdad.common.metrics.auc import COVERS, MOST_OFF, areas, bin_edges
 from rankdad.common.metrics.clusters import Pairs
 from rankdad.common.metrics.intervals import QUANTILE, auc_deviation, wilson
 from rankdad.common.metrics.recalibration import Estimate, recalibrated, recalibrations
@@ -290,7 +290,9 @@ def risk_summary(
     samples, smooth = negatives + positives, order is not None and bool(order[2])
     (found,), (off,), (number,) = areas(scores, torch.zeros(1, 3) if order is None else order[None])
     area, error = (float(one) if number else None for one in (found, off))
-    deviation, precision = auc_deviation(scores[0], risks.pairs), average_precision(risks)
+    area = area if error is None or error <= MOST_OFF else None
+    deviation = auc_deviation(scores[0], risks.pairs)
+    precision = None if smooth else average_precision(risks)  # smooth scores put it off by up to .1
     prevalence, value = positives / samples, brier / samples
     guess = prevalence * (1 - prevalence)
     known = area is not None and deviation > 0
@@ -305,7 +307,7 @@ def risk_summary(
         if area is not None and known
         else None,
         "average_precision": precision and precision[0],
-        "average_precision_error": None if smooth else precision and precision[1],
+        "average_precision_error": precision and precision[1],
         "brier": value,
         **_brier_interval(risks, value),
         "brier_of_prevalence": guess,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import class_log_odds, exact_pairs, score_bins
+from rankdad.common.metrics.auc import exact_pairs, log_odds, score_bins
 from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts
 from rankdad.common.spec.tasks import Classification, Regression, TaskSpec
 
@@ -84,15 +84,12 @@ def smooth(
         parts(task, nothing).order[0, 2] = len(labels)
         return Smooth(*_numbers(outputs.reshape(-1), labels.double().reshape(-1), scale, whose), nothing)
     origin = default_log_odds(task) if base is None else base.cpu()
-    if isinstance(task, Classification):
-        log_odds, probability = class_log_odds(outputs), outputs.softmax(dim=1)
-        positive = labels.unsqueeze(1) == torch.arange(task.classes)
-    else:
-        log_odds, positive, probability = outputs, labels > 0.5, outputs.sigmoid()
+    odds, positive = log_odds(task, outputs, labels)
+    probability = outputs.softmax(dim=1) if isinstance(task, Classification) else outputs.sigmoid()
     scores = torch.stack(
         [
             at + _stretched(_by_class(_shrunk(own - at), kind, whose))
-            for own, kind, at in zip(log_odds.T, positive.T, origin.double(), strict=True)
+            for own, kind, at in zip(odds.T, positive.T, origin.double(), strict=True)
         ],
         dim=1,
     )
@@ -102,9 +99,9 @@ def smooth(
         levels, exact = scores[:, 1:], probability[:, 1:]
     else:
         exact, guess = probability.max(dim=1, keepdim=True)
-        odds = log_odds.gather(1, guess)[:, 0]
-        levels = _stretched(_by_class(_shrunk(odds), guess[:, 0] == labels, whose))[:, None]
-    own = Scored(log_odds, score_bins(scores - origin.double()), positive)
+        likeliest = odds.gather(1, guess)[:, 0]
+        levels = _stretched(_by_class(_shrunk(likeliest), guess[:, 0] == labels, whose))[:, None]
+    own = Scored(odds, score_bins(scores - origin.double()), positive)
     part, before = parts(task, nothing), Scored(*map(torch.cat, zip(*earlier, strict=True))) if earlier else None
     part.order.copy_(_squared(reordered(own)))
     if before is not None:

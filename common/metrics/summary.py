@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 
+import torch
 from torch import Tensor
 
-from rankdad.common.metrics.auc import areas
+from rankdad.common.metrics.auc import MOST_OFF, areas, exact_pairs, log_odds
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Tally, parts
 from rankdad.common.spec.tasks import OF_TEXTS, Classification, LanguageModel, Metric, MultiLabel, Regression, TaskSpec
 
@@ -32,6 +33,11 @@ class Metrics:
     values: dict[Metric, float | None]
     auc_error: float | None = None
     absent: int = 0
+
+    @property
+    def told(self) -> Metrics:
+        """The same without an AUC that may be off by more than `MOST_OFF`: its error alone."""
+        return self if (self.auc_error or 0) <= MOST_OFF else replace(self, values=self.values | {"auc": None})
 
 
 def summarise(task: TaskSpec, total: Tally) -> Metrics:
@@ -66,6 +72,15 @@ def summarise(task: TaskSpec, total: Tally) -> Metrics:
             "calibration_error": None if smooth else float((gaps / part.samples).mean()),
         }
     return Metrics(part.samples, values, error, absent)
+
+
+def exact_auc(task: TaskSpec, outputs: Tensor, labels: Tensor) -> dict[Metric, float | None]:
+    """Return the AUC of scores that need no histograms, as for `summarise`; empty for other tasks."""
+    if isinstance(task, Regression | LanguageModel):
+        return {}
+    columns = (one.T for one in log_odds(task, outputs.detach().cpu().double(), labels.cpu()))
+    ordered, pairs = torch.tensor([exact_pairs(*own) for own in zip(*columns, strict=True)], dtype=torch.float64).T
+    return {"auc": mean_auc(ordered / pairs.clamp_min(1), torch.zeros_like(pairs), pairs)[0]}
 
 
 def of_texts(loss: float, moments: Sequence[float]) -> dict[Metric, float | None]:

@@ -44,6 +44,12 @@ def replaced(tokens: Tensor, usual: Usual) -> Tensor:
     return tokens if of_each is None else of_each.to(tokens.device)[tokens]
 
 
+def kept(tokens: Tensor, usual: Usual) -> float:
+    """Return the share of tokens, unknown ones included, that are known ones after texts are `replaced`."""
+    known, whole = (int((one >= SPECIAL).sum()) for one in (replaced(tokens, usual), tokens))
+    return known / max(1, whole + int((tokens == UNKNOWN).sum()))
+
+
 def shortened(tokens: Tensor, longest: int) -> Tensor:
     """Return texts of at most a number of tokens, padded."""
     beyond = torch.arange(tokens.shape[1], device=tokens.device) >= longest

@@ -45,7 +45,7 @@ class Written(Part):
     decimal: Literal[".", ","] | None = None
     """Decimal mark; null detects it in each file, and refuses ambiguous numbers, such as 1,234."""
     encoding: Encoding | None = None
-    """Encoding of files that are not in UTF-8, such as cp1252, which Excel writes in western Europe; null refuses
+    """Encoding of tables that are not in UTF-8, such as cp1252, which Excel writes in western Europe; null refuses
     them."""
     columns: Annotated[tuple[Column, ...], Field(max_length=100_000)] = ()
     """Column names, in order, for tables without a header row; empty for others. A file whose first row consists of

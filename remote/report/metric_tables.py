@@ -121,7 +121,7 @@ def risk_table(run: RunResults) -> NumberTable:
         found, interval = one["recalibration"], one["auc_interval"]
         cells = [number(one["auc"]) + (f" ({between(*interval)})" if interval else "")]
         smooth = metrics.smooth_scores  # binning is then the smaller error
-        cells += [_bounded(one["average_precision"], None if smooth else one["average_precision_error"])]
+        cells += [_bounded(one["average_precision"], one["average_precision_error"])]
         cells += [f"{number(one['brier'])} ({number(one['brier_of_prevalence'])})"]
         cells += [_estimate(found.get(key), smooth) for key in ("slope", "intercept", "in_the_large")]
         rows.append([name, f"{one['events']:,} of {one['samples']:,}", *cells])

@@ -33,7 +33,7 @@ WARNINGS = {
     "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
     "left-out-of-a-comparison": "took part in a test but not in the comparison after it: its differences are unknown",
     "rare-values": "replaced values that too few of its patients have by common ones (min_level)",
-    "rows-left-out": "left out rows until there are more patients, or for good, without disclosing how many",
+    "rows-left-out": "left out rows that are incomplete or wait for more patients; its own log says how many",
     "reader-differs": "reads its data with another package or version than the first site",
     "sets-too-small-to-evaluate": (
         "has validation or test samples whose figures its policy withholds: they are too few, or too much has been "
@@ -316,18 +316,18 @@ def notes(run: RunResults) -> Iterator[str]:
         kind = "classes have" if isinstance(run.spec.task, Classification) else "labels have"
         yield f"{absent} {kind} too few samples for an AUC, and are excluded from its mean."
     if "auc_error" in run.test:
-        error = run.test["auc_error"]
-        often = ", in 19 of 20 tests" if metrics.smooth_scores else ""
-        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {bound(error)}{often}."
+        off, often = bound(run.test["auc_error"]), ", in 19 of 20 tests" * metrics.smooth_scores
+        gone = "" if "auc" in run.test else ", and is left out"
+        yield f"AUCs come from histograms of scores: the one of all samples is off by at most {off}{often}{gone}."
     if metrics.smooth_scores:
         kind = "errors" if isinstance(run.spec.task, Regression) else "scores"
         moved = "quantiles of errors are near those of the exact errors."
         if kind == "scores":
             moved = (
-                "average precision, figures at thresholds other than 50 %, and calibration slopes and curves come from "
-                "these. They are close to the exact ones if scores are spread evenly, and less so if scores cluster."
+                "figures at thresholds other than 50 %, and calibration slopes and curves come from these. They are "
+                "close to the exact ones if scores are spread evenly, and less so if scores cluster."
             )
-        few = f" There is no calibration error, and for fewer than {THRESHOLDS:,} samples no figure at a threshold."
+        few = f" There is no calibration error, no average precision, and below {THRESHOLDS:,} samples no threshold."
         yield (
             f"Hospitals send smoothed curves of test {kind}, so that no single one leaves: {moved}"
             f"{few * (kind == 'scores')}"
@@ -359,7 +359,7 @@ def training_problems(run: RunResults) -> Iterator[str]:
     """Yield problems of the training without technical terms; the appendix has details."""
     if "warning" in run.summary.undertrained:
         unknown = "unmeasured" in run.summary.undertrained
-        what = "the best moment to stop is unknown" if unknown else "it was still improving when training ended"
+        what = "the best moment to stop is unknown" if unknown else "it was best at the end of training"
         yield f"Further training may improve the model: {what}. {APPENDIX}"
     if "warning" in run.summary.solver:
         yield f"The exact solution of a model did not converge. {APPENDIX}"

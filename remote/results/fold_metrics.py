@@ -87,7 +87,7 @@ class FoldMetrics:
         references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
     ) -> None:
         """Add one fold's test tallies: the model's, the baseline's, and the references' by name."""
-        pooled = summarise(self._task, of_one_test(self._task, reduce(add, models.values())))
+        pooled = summarise(self._task, of_one_test(self._task, reduce(add, models.values()))).told
         if pooled.samples:
             self._folds.append(pooled)
             if self._per_repeat and self._tests >= self._per_repeat * len(self._tallies["models"]):
@@ -140,7 +140,11 @@ class FoldMetrics:
         return [repeats[at] for at in self._complete_repeats if at < len(repeats)]
 
     def _mean(self, tallies: list[Tally]) -> Metrics:
-        return mean_metrics([summarise(self._task, one) for one in tallies])
+        return mean_metrics([summarise(self._task, one).told for one in tallies])
+
+    def guess(self, site: str | None = None) -> Metrics:
+        """Return the metrics of the baseline, with its AUC: samples in one bin are ties."""
+        return mean_metrics([summarise(self._task, one) for one in self._totals("baseline", site)])
 
     @property
     def pooled(self) -> Metrics | None:
@@ -158,7 +162,7 @@ class FoldMetrics:
         weights = self._weights()
         for site in self._sites:
             tallies = self._totals("models", site)
-            model, baseline = self._mean(tallies), self._mean(self._totals("baseline", site))
+            model, baseline = self._mean(tallies), self.guess(site)
             row: dict[str, Any] = {"site": site, "samples": model.samples}
             row |= {"groups": self.groups(site)} if self._grouped else {}
             row["absent"] = model.absent
@@ -225,7 +229,7 @@ class FoldMetrics:
             "sites": {name: asdict(spread) for name, spread in mean_over_sites(task, sites).items()},
             "folds": {name: asdict(spread) for name, spread in mean_over_sites(task, self._folds).items()},
             **self._interval_summary("models"),
-            "baseline": self._mean(self._totals("baseline")).values,
+            "baseline": self.guess().values,
             "references": {
                 name: {
                     "samples": mean_tally(self._totals(name)).samples,
@@ -259,7 +263,7 @@ class FoldMetrics:
 
     def _site_alone(self) -> float | None:
         """Return the AUC of a guess by the site alone: by its training rows in a single test, else by all rows."""
-        trained = self._mean(self._totals("baseline")).values["auc"] if self._per_repeat == 1 else None
+        trained = self.guess().values["auc"] if self._per_repeat == 1 else None
         if trained is not None:
             return trained
         return site_alone(self._task, list(self._by_repeat("models")[0].values()))  # the same in each repeat

@@ -67,7 +67,9 @@ def solved(solver: Mapping[str, Any]) -> str:
     return "solved exactly" + f" but for {counted(left, 'training')}" * bool(left)
 
 
-def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int = 0) -> dict[str, object]:
+def undertrained(
+    spec: RunSpec, trainings: int, measured: int, unmeasured: int = 0, *, guesses: bool = False
+) -> dict[str, object]:
     """Return a warning about a run whose best epoch was its last or is unknown; else an empty dict.
 
     Args:
@@ -75,6 +77,7 @@ def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int =
         trainings: number of trainings with the last epoch as the best.
         measured: number of validated trainings.
         unmeasured: number of trainings with validation samples, but without the monitored metric.
+        guesses: whether a guess without inputs has no larger loss in the tests.
     """
     if unmeasured:
         stopping = ", and early stopping has had no effect" * bool(spec.training.early_stopping)
@@ -93,6 +96,8 @@ def undertrained(spec: RunSpec, trainings: int, measured: int, unmeasured: int =
     if not why_steps(spec):
         remedy += ', or the exact solver (training.solver "auto")'
     warning = f"training ended too early: {which}, and the model was still improving; take {remedy}"
+    if guesses:
+        warning = f"the model is no better than a guess, and {which}; other inputs may help, or {remedy}"
     return {"trainings": trainings, "of": measured, "warning": warning}
 
 

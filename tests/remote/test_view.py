@@ -174,9 +174,10 @@ def test_a_quiet_run_leaves_what_is_wrong_with_the_data(caplog: pytest.LogCaptur
 
 def test_a_site_that_is_waited_for_is_named_with_its_reason() -> None:
     progress = running()
-    progress.problems = {"beta": "data.npz: does not exist"}
+    progress.problems = dict.fromkeys(("beta", "alpha"), "data.npz: does not exist")
     said = shown(progress, Waiting(("beta",), 12.0), terminal=False)
     assert "beta cannot take part: data.npz: does not exist; fix that and start beta again" in said
+    assert "alpha cannot take part: the same as at beta" in said
     assert "waiting for beta (12 s): beta: data.npz: does not exist" in said
 
 

@@ -14,7 +14,7 @@ from rankdad.common.errors import FewSamplesError, UserError
 from rankdad.common.methods.base import pooled
 from rankdad.common.policy import Policy
 from rankdad.local.config import SiteConfig
-from rankdad.simulations.cli import mount
+from rankdad.simulations.cli import _warned, mount
 from rankdad.simulations.cli_checks import check
 from tests.conftest import OPEN, SHARED, run_document, write_site
 
@@ -23,6 +23,18 @@ def rankdad(*words: object) -> Result:
     app = typer.Typer()
     mount(app)
     return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_log_of_each_site_has_its_first_warning_printed(tmp_path: Path) -> None:
+    for site, lines in {
+        "a": ["INFO r/a: ok", *["WARNING r/a: t.csv: row 3: empty", "WARNING r/a: x"] * 2],
+        "b": [],
+    }.items():
+        (tmp_path / "sites" / site).mkdir(parents=True)
+        text = "".join(f"2026-11-30 05:02:47 {line}\n" for line in lines)
+        (tmp_path / "sites" / site / "log.txt").write_text(text)
+    (said,) = _warned(tmp_path, ["a", "b", "c"])
+    assert said == f"note:    a: t.csv: row 3: empty (1 more in {tmp_path / 'sites' / 'a' / 'log.txt'})"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from rankdad.common.methods.rank_dad import RankDadMethod
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_run
-from rankdad.common.privacy.tokens import without_rare_tokens
+from rankdad.common.privacy.tokens import kept, without_rare_tokens
+from rankdad.common.privacy.tokens import usual as usual_of
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.text import SPECIAL, UNKNOWN
 from rankdad.local.admission import usual
+from rankdad.local.observer import Observer
 from rankdad.simulations.lockstep import run
 from tests.common.faults import fault
 from tests.conftest import run_spec
@@ -90,10 +93,15 @@ def tokenizer_spec(content: bytes, tokens: int, **changes: Any) -> RunSpec:
 
 
 @pytest.mark.parametrize("patients", [5, 44])
-def test_a_tokenizers_tokens_of_few_patients_do_not_travel(tmp_path: Path, sent: Sent, patients: int) -> None:
+def test_a_tokenizers_tokens_of_few_patients_do_not_travel(
+    tmp_path: Path, sent: Sent, patients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five are enough for `min_level`, but not for `min_rows` in a batch."""
     content, number_of, tokens = word_tokenizer()
+    said = list[str]()
+    monkeypatch.setattr("rankdad.simulations.lockstep.Observer", partial(Observer, notice=said.append))
     trained(tmp_path, tokenizer_spec(content, tokens), patients, content)
+    assert [line.partition(":")[0] for line in said if "became the unknown one" in line] == list(SITES)
     sizes = torch.stack(sent)
     name, common = number_of(NAME), number_of(COMMON)
     assert name is not None
@@ -104,6 +112,7 @@ def test_a_tokenizers_tokens_of_few_patients_do_not_travel(tmp_path: Path, sent:
 
 def test_rare_tokens_become_unknown_by_patient() -> None:
     texts = torch.tensor([[2, 9, 7, 3], [2, 9, 8, 3], [2, 9, 7, 4], [2, 3, 0, 0]])
+    assert kept(texts, usual_of(texts, None, 2)) == 5 / 7
     assert without_rare_tokens(texts, None, 2).tolist() == [[2, 9, 7, 3], [2, 9, 1, 3], [2, 9, 7, 1], [2, 3, 0, 0]]
     people = torch.tensor([5, 6, 5, 7])
     assert without_rare_tokens(texts, people, 2).tolist() == [[2, 9, 1, 3], [2, 9, 1, 3], [2, 9, 1, 1], [2, 3, 0, 0]]
@@ -141,13 +150,15 @@ def test_places_that_few_texts_reach_do_not_travel(
     assert bool(torch.stack(sent)[:, 40:].any()) == (longer > 5)
 
 
-def test_bytes_of_texts_do_not_count_what_is_left_out(tmp_path: Path) -> None:
-    """Bytes and predicted tokens differed by the rare bytes of one patient."""
+@pytest.mark.parametrize("rare", [{7: NAME}, dict(enumerate(NAME))])  # cut, or unknown in several texts
+def test_bytes_of_texts_do_not_count_what_is_left_out(tmp_path: Path, rare: dict[int, str]) -> None:
+    """Bytes and predicted tokens differed by rare bytes."""
     spec = text_spec(data={"length": 64}, task={"name": "language-model"}, **SIZES)
-    rows = [(key, text + f" {NAME}" * (row == 7), ill) for row, (key, text, ill) in enumerate(notes(44, 0))]
+    rows = [(key, f"{text} {rare.get(row, '')}", ill) for row, (key, text, ill) in enumerate(notes(44, 0))]
     samples = usual(POLICY, spec, read_site(spec, write_notes(tmp_path, rows), 0)).samples
     assert isinstance(samples.inputs, Tensor)
     assert torch.equal((samples.inputs >= SPECIAL).sum(1), samples.labels.long())
+    assert (samples.inputs == UNKNOWN).any() == (len(rare) > 1)
 
 
 @pytest.mark.parametrize("listed", [False, True])

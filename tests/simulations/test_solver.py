@@ -188,7 +188,7 @@ def test_a_run_whose_last_epoch_was_the_best_warns_and_names_the_remedy(folder: 
     summary, _, _ = trained(folder, tmp_path / "run", spec, Policy(min_rows=1, rows_per_rank=None))
     found = summary["undertrained"]
     assert (found["trainings"], found["of"]) == (3, 3)
-    for remedy in ("training.epochs", "training.optimizer.lr", "training.solver"):
+    for remedy in ("no better than a guess", "training.epochs", "training.optimizer.lr", "training.solver"):
         assert remedy in found["warning"]
     assert f"warning: {found['warning']}" in list(result_lines(summary, spec))
     assert found["warning"][1:] in report(tmp_path / "run").replace("&#34;", '"')
@@ -205,6 +205,14 @@ def test_of_trainings_without_what_is_monitored_it_is_not_said_that_they_ended_t
     found = undertrained(run_spec(training=stops), trainings=0, measured=1, unmeasured=5)
     assert (found["of"], found["unmeasured"]) == (1, 5)
     assert "training.epochs" not in str(found["warning"])
+
+
+@pytest.mark.slow
+def test_a_single_epoch_is_no_sign_that_the_model_was_improving(folder: Path, tmp_path: Path) -> None:
+    training = {"epochs": 1, "batch_size": 64, "batches": "even", "optimizer": {"name": "sgd", "lr": 0.05}}
+    spec = validate(RunSpec, document("days", training=training, evaluation={"name": "holdout"}))
+    summary, _, _ = trained(folder, tmp_path / "run", spec, Policy(min_rows=1, rows_per_rank=None))
+    assert (summary["best_epoch"], summary["undertrained"]) == (1, {})
 
 
 @pytest.mark.slow

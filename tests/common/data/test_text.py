@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rankdad.common.data.reading import Reading
+from rankdad.common.data.table_files import read_table
 from rankdad.common.data.text import read_text
 from rankdad.common.documents import validate
 from rankdad.common.spec.text import TextData
@@ -60,6 +62,7 @@ def test_longer_texts_are_cut_where_the_schema_says(tmp_path: Path, longer: str,
         ("id,patient,note,ill\n1,x, ,no\n2,y,NA,yes\n", {}, ("column-empty", "note", None)),
         ("id,patient,note,ill\n", {}, ("no-rows", "", None)),
         ("id,patient,note,ill\n1,x,abcdefghi,no\n", {}, ("text-too-long", "note", 2)),
+        ("id,patient,note,ill\n1,x,bb.txt,no\n2,y,./bb.txt,yes\n", {"holds": "file"}, ("key-repeated", "note", 3)),
         ("id,patient,text,ill\n1,x,a,no\n", {}, ("column-missing", "note", None)),
         ("id,patient,note,ill\n1,x,a,no\n1,y,b,no\n", {}, ("key-repeated", "id", 3)),
         (b"id,patient,note,ill\n1,x,\xff\xe9,no\n", {}, ("encoding-unknown", "data.encoding", None)),
@@ -75,6 +78,17 @@ def test_faults_are_named(tmp_path: Path, notes: str | bytes, changes: dict[str,
     assert fault(lambda: read(tmp_path, notes, **changes), "caf") == expected
 
 
+def test_a_text_too_long_says_how_long_the_longest_is(tmp_path: Path) -> None:
+    found = refused(lambda: read(tmp_path, f"id,patient,note,ill\n1,x,{'a' * 9},no\n2,y,b,no\n3,z,{'a' * 40},no\n"))
+    assert (found.row, "the longest has 42" in str(found)) == (2, True)
+
+
+def test_a_table_to_predict_that_does_not_exist_is_named_as_it_was_given(tmp_path: Path) -> None:
+    schema = validate(TextData, SCHEMA)
+    for given, named in ((tmp_path / "new.csv", tmp_path / "new.csv"), (tmp_path / "new", tmp_path / "new/notes.csv")):
+        assert str(refused(lambda given=given: read_text(given, schema, beside=()))).startswith(f"{named}: ")
+
+
 def test_rows_without_a_text_are_left_out_where_the_schema_says(tmp_path: Path) -> None:
     found = read(tmp_path, "id,patient,note,ill\n1,x,a,no\n2,y,,yes\n3,z,b,\n4,z,c,yes\n", missing="drop")
     assert (found.keys, found.dropped) == (("1", "4"), 2)
@@ -86,6 +100,18 @@ def test_predictions_need_neither_label_nor_key_and_name_single_rows(tmp_path: P
     assert found.rows is not None
     assert {row: error.code for row, error in found.rows.refused.items()} == {1: "text-too-long"}
     assert refused(lambda: read(tmp_path, "note\nabcdefghi\n", predicts=True)).code == "nothing-to-predict"
+
+
+@pytest.mark.parametrize(
+    ("end", "rows"), [('""\n', 4), ('""\n\n \n', 4), ("b\n\n\n", 4), ("b", 4), ("\n\n", 3), ("\r\n", 3), ('\n""', 5)]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_cell_of_a_single_column_is_a_row(tmp_path: Path, end: str, rows: int, *, packed: bool) -> None:
+    notes = f'note\na\n""\nb\n{end}'.encode()
+    path = tmp_path / ("notes.csv.gz" if packed else "notes.csv")
+    path.write_bytes(gzip.compress(notes) if packed else notes)
+    found = read_table(path).frame["note"].tolist()
+    assert (len(found), found[:3]) == (rows, ["a", "", "b"])
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,17 @@ from sklearn import metrics as oracle
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.metrics.auc import bin_edges
+from rankdad.common.metrics.auc import MOST_OFF, bin_edges
 from rankdad.common.metrics.intervals import intervals
-from rankdad.common.metrics.monitoring import measured_on
 from rankdad.common.metrics.recalibration import recalibrations
 from rankdad.common.metrics.risk import Risks, risk_summary, thresholds
 from rankdad.common.metrics.sites import within_sites
 from rankdad.common.metrics.smoothing import Scored, curve, smooth
-from rankdad.common.metrics.summary import summarise
-from rankdad.common.metrics.sums import Tally, default_log_odds, empty, parts, tally
+from rankdad.common.metrics.summary import exact_auc, summarise
+from rankdad.common.metrics.sums import Tally, default_log_odds, empty, of_one_test, parts, tally
 from rankdad.common.metrics.tally_codec import pack_tally, unpack_tally
 from rankdad.common.spec.tasks import Classification, MultiLabel, Regression, TaskSpec
+from tests.common.metrics.samples import draw as drawn
 from tests.common.metrics.samples import losses as losses_of
 from tests.conftest import sampled
 
@@ -72,6 +72,32 @@ def test_the_auc_of_six_sites_is_near_the_exact_one_and_says_how_near(people: in
         said.append(total.auc_error)
     assert sum(off) / len(off) < most
     assert sum(off) < 1.5 * sum(said) + len(off) * 1e-4
+
+
+@pytest.mark.parametrize("people", [6, 12, 20, 60])
+def test_an_auc_that_may_be_far_off_is_none_and_there_is_no_average_precision(people: int) -> None:
+    draw, none = torch.Generator().manual_seed(people), 0
+    for _ in range(10):
+        sites = [site(draw, people, "saturated", 1.0) for _ in range(2)]
+        total = reduce(add, (left(TWO, *one) for one in sites))
+        found, part = summarise(TWO, total), parts(TWO, total)
+        assert found.auc_error is not None
+        one = risk_summary(Risks.plain(part.scores[1], 0.0), part.loss, part.order[1] + part.across[1])
+        assert one["average_precision"] is one["average_precision_error"] is None
+        gone = [found.told.values["auc"] is None, one["auc"] is None, "auc" not in intervals(TWO, total)]
+        assert gone == [found.auc_error > MOST_OFF] * 3
+        none += gone[0]
+    assert (none > 0) == (people < 60)
+
+
+@pytest.mark.parametrize("task", [TWO, Classification(classes=4), LABELS])
+def test_an_auc_of_scores_that_are_here_is_exact(task: Classification | MultiLabel) -> None:
+    outputs, labels = drawn(task, 60, 0, 9.0)
+    scores = outputs[:, 1] - outputs[:, 0] if task == TWO else outputs
+    if task.outputs == 4:
+        scores = outputs.softmax(1)
+    exact = oracle.roc_auc_score(labels, scores, multi_class="ovr")
+    assert exact_auc(task, outputs, labels)["auc"] == pytest.approx(exact)
 
 
 @pytest.mark.parametrize("rows", [60, 12])
@@ -217,7 +243,7 @@ def test_the_auc_of_one_test_knows_nothing_of_pairs_with_earlier_ones() -> None:
             losses = F.cross_entropy(scores, labels, reduction="none")
             tests.append(own.order + tally(task, scores, labels, losses, smooth=own[:2]))
             exact.append((scores, labels))
-        found = measured_on("test", task, "loss", reduce(add, tests))
+        found = summarise(task, of_one_test(task, reduce(add, tests)))
         outputs, labels = (torch.cat(both) for both in zip(*exact, strict=True))
         assert found.auc_error is not None
         errors.append(found.auc_error)
