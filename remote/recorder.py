@@ -313,9 +313,10 @@ class Recorder:
     def _judge_end(self) -> None:
         """Record whether trainings ended too early; the tests say whether the model is better than a guess."""
         progress, found = self.progress, self.progress.study.pooled
-        reached, guess = (one and one.values.get("loss") for one in (found, found and progress.study.guess()))
+        guess = None if found is None else progress.study.guess()
+        reached, least = (None if one is None else one.values.get("loss") for one in (found, guess))
         counts = progress.best_is_last, progress.measured, progress.unmeasured
-        guesses = reached is not None and guess is not None and reached >= guess
+        guesses = reached is not None and least is not None and reached >= least
         progress.undertrained = undertrained(self._spec, *counts, guesses=guesses)
 
     def note_comparison(self, sent: Mapping[str, Tensor]) -> None:

@@ -95,13 +95,13 @@ def house(
     both: bool = False,
     samples: int = 50,
     sharing: int = 1,
-    write: Callable[[Path, int, int], Path] = write_site,
+    write: Callable[[Path, int, int], Path] | None = None,
     **changes: Any,
 ) -> Iterator[House]:
     """Serve a run for alpha, and let beta take part in it as one process; `write` makes a site's data, by a seed."""
     sites = ["alpha", "beta"] if both else ["alpha"]
     folder.mkdir(exist_ok=True)
-    write = _write_texts if changes.get("data", {}).get("reader") == "text" else write_site
+    write = write or (_write_texts if changes.get("data", {}).get("reader") == "text" else write_site)
     with serving(folder / "run", ledger=LedgerOptions(), federation={"sites": sites}, **changes) as served:
         policy = write_policy(folder, min_rows=sharing, min_level=sharing)
         configs = {

@@ -127,7 +127,7 @@ def test_a_mesh_that_does_not_fit_is_named_once_and_all_end(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", METHODS)
 def test_ranks_end_with_the_weights_of_one_process_and_again_with_the_same_bits(tmp_path: Path, case: str) -> None:
-    changes = dict(zip(("method", "training"), METHODS[case], strict=True))
+    changes: dict[str, Any] = dict(zip(("method", "training"), METHODS[case], strict=True))
     # Patients have no more than a share of a step; what is left of a unit may be 0, whose rounding Adam makes large.
     shared = 1 if "one sample" in case or "rank-dad, adam" in case else 3
     ended = {}
@@ -190,7 +190,7 @@ def test_two_ranks_that_take_a_part_of_each_step_have_the_bits_of_one_process_th
 def test_ranks_with_rows_of_the_weights_end_as_one_process_and_again_with_the_same_bits(
     tmp_path: Path, case: str
 ) -> None:
-    changes = dict(zip(("method", "training"), SHARDED[case], strict=True))
+    changes: dict[str, Any] = dict(zip(("method", "training"), SHARDED[case], strict=True))
     shared = 1 if "one sample" in case or "rank-dad, adam" in case else 3
     ended = {}
     for number, size in enumerate((1, 2, 4, 4)):

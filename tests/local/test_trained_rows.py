@@ -21,8 +21,8 @@ from tests.texts import notes, text_spec, write_notes
 def test_rows_with_rare_values_are_recognised(tmp_path: Path, rare: str | float) -> None:
     if isinstance(rare, str):
         spec = text_spec(data={"length": 64})
-        rows = [(key, text + rare * (place == 3), label) for place, (key, text, label) in enumerate(notes(45, 0))]
-        data = read_site(spec, write_notes(tmp_path, rows), 0)
+        texts = [(key, text + rare * (place == 3), label) for place, (key, text, label) in enumerate(notes(45, 0))]
+        data = read_site(spec, write_notes(tmp_path, texts), 0)
     else:
         spec, data = run_spec(), data_of(30, 10, 5)
         inputs = torch.arange(45.0)[:, None].repeat(1, 6)
