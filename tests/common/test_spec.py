@@ -153,7 +153,7 @@ def test_a_missing_field_is_named() -> None:
     del document["data"]["shape"]
     with pytest.raises(SpecError, match=r"data\.shape: is missing"):
         validate(RunSpec, document)
-    with pytest.raises(SpecError, match="the whole file"):
+    with pytest.raises(SpecError, match="the whole object"):
         validate(RunSpec, [])
 
 
