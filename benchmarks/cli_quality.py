@@ -179,15 +179,17 @@ def _target(text: str) -> tuple[str, float]:
 def text(
     output: Annotated[Path, typer.Argument(help="Folder of the results: the same command goes on.")] = Path("text"),
     seeds: SeedsOption = "0,1,2",
-    rows: Annotated[int, typer.Option(help="Of each site.", min=40)] = 800,
-    epochs: Annotated[int, typer.Option(help="Of each training.", min=1)] = 6,
+    sites: Annotated[str, typer.Option(help="Kinds of sites.")] = "alike,unlike",
+    rows: Annotated[int, typer.Option(help="Of each site.", min=40)] = 1000,
+    epochs: Annotated[int, typer.Option(help="Of each training.", min=1)] = 12,
 ) -> None:
     """Train on Debian's descriptions of packages by several methods, at sites alike and unlike."""
     from rich.console import Console
 
-    from benchmarks.text import bench_text
+    from benchmarks.text import KINDS, bench_text
 
-    bench_text(output, whole_numbers("--seeds", seeds), rows, epochs, Console(width=140))
+    kinds = listed("--sites", sites, KINDS)
+    bench_text(output, whole_numbers("--seeds", seeds), kinds, rows, epochs, Console(width=140))
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (methods, settings, staleness, target, studies, text, paired, fed_heart)

@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
-from statistics import mean
+from threading import Lock
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 
 from benchmarks.methods import words
+from benchmarks.text_tables import picture, results, table
 from rankdad.common.errors import UserError
 from rankdad.common.files import write_whole
 from rankdad.common.policy import EVERYTHING
@@ -23,21 +27,24 @@ from rankdad.simulate_command import command, summary_of
 
 SECTIONS = ("games", "science", "net", "admin", "text", "java", "python", "sound")
 SITES = ("a", "b", "c", "d")
+KINDS = ("alike", "unlike")
+AT_ONCE = 2  # runs, each of one thread
 OWN = 0.8  # part of an unlike site's rows that is of its own two sections
+PROMISED = 3  # methods that run first
+LONGER = '{"name": "rank-dad", "rank": 4, "wire": "int4"}'  # by 3 / 4 more epochs than the others
 METHODS = (  # in the order in which they run
     '{"name": "dsgd"}',
-    '{"name": "rank-dad", "rank": 4}',
-    '{"name": "rank-dad", "rank": 8, "wire": "int8"}',
-    '{"name": "powersgd", "rank": 4}',
-    '{"name": "top-k", "density": 0.01}',
-    '{"name": "dsgd", "local_steps": "epoch"}',
+    LONGER,
+    '{"name": "rank-dad", "rank": 8, "wire": "int4"}',
+    '{"name": "powersgd", "rank": 4, "wire": "int8"}',
+    '{"name": "top-k", "density": 0.06, "wire": "int4"}',
     '{"name": "dsgd", "local_steps": 4}',
+    '{"name": "dsgd", "local_steps": "epoch"}',
 )
 TASKS: dict[str, dict[str, Any]] = {
     "classification": {"name": "classification", "classes": len(SECTIONS)},
     "language model": {"name": "language-model"},
 }
-COLUMNS = ("task", "sites", "method", "seeds", "test loss", "AUC or bits per byte", "KB a site and step", "times fewer")
 
 
 def descriptions() -> Iterator[tuple[str, str]]:
@@ -82,21 +89,22 @@ def write_sites(folder: Path, rows: int, *, alike: bool) -> None:
             csv.writer(file).writerows([("text", "section"), *chosen])
 
 
-def document(data: Path, task: str, epochs: int) -> dict[str, Any]:
-    """Return a simulation of a task."""
+def document(data: Path, task: str, epochs: int, method: dict[str, Any]) -> dict[str, Any]:
+    """Return a simulation of a task by a method."""
     label = {} if task == "language model" else {"label": "section", "values": list(SECTIONS)}
     return {
         "run": {
             "name": "packages",
             "task": TASKS[task],
             "model": {"name": "transformer", "preset": "small"},
+            "method": method,
             "data": {"reader": "text", "file": "packages.csv", "column": "text", "length": 64, "longer": "first"}
             | label,
             "training": {
                 "epochs": epochs,
-                "batch_size": 32,
-                "optimizer": {"name": "adam", "lr": 0.003},
-                "schedule": {"name": "cosine"},
+                "batch_size": 16,
+                "optimizer": {"name": "adam", "lr": 0.003, "second_moment": _second_moment(method)},
+                "schedule": {"name": "cosine", "warmup": 40},
             },
             "federation": {"sites": list(SITES)},
         },
@@ -108,61 +116,62 @@ def document(data: Path, task: str, epochs: int) -> dict[str, Any]:
     }
 
 
-def bench_text(output: Path, seeds: Sequence[int], rows: int, epochs: int, console: Console) -> None:
-    """Train what has no result in a folder yet, and keep each result and the table at once.
+def bench_text(
+    output: Path, seeds: Sequence[int], kinds: Sequence[str], rows: int, epochs: int, console: Console
+) -> None:
+    """Train what has no result in a folder yet, two at a time, and write each result, the table and a picture at once.
+
+    Full gradients and rank-dAD come first, with all seeds.
 
     Args:
         output: the folder.
         seeds: of the runs.
+        kinds: of sites, of `KINDS`.
         rows: at each site.
-        epochs: of each training.
+        epochs: of each training but that of the method that trains longer.
         console: where the table is printed.
     """
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        cases = [(seed, task, kind) for seed in seeds for kind in ("alike", "unlike") for task in TASKS]
-        for kind in ("alike", "unlike"):
+    lock = Lock()
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(AT_ONCE) as pool:
+        for kind in kinds:
             write_sites(Path(temporary) / kind, rows, alike=kind == "alike")
-        for seed, task, kind in cases:
-            file = Path(temporary) / f"{task}.json"
-            for method in METHODS:
-                settings = f"{rows} rows, {epochs} epochs"
-                place = output / f"{task}, {kind}, {words(method)}, {settings}, seed {seed}.json".replace('"', "")
-                if place.exists():
-                    continue
-                file.write_text(json.dumps(document(Path(temporary) / kind, task, epochs)), encoding="utf-8")
-                own = [f"run.method={method}", f"run.seed={seed}"]
-                summary = summary_of([*command(file, Path(temporary) / "run", own, None), "--lockstep"])
-                shutil.rmtree(Path(temporary) / "run")
-                case = {"task": task, "kind": kind, "method": method, "seed": seed, "summary": summary}
+
+        def run(kind: str, seed: int, method: str, task: str) -> None:
+            passes = epochs * 7 // 4 if method == LONGER else epochs
+            name = f"{task}, {kind}, {words(method)}, {rows} rows, {passes} epochs, seed {seed}".replace('"', "")
+            place, file = output / f"{name}.json", Path(temporary) / f"{name} spec.json"
+            if place.exists():
+                return
+            file.write_text(
+                json.dumps(document(Path(temporary) / kind, task, passes, json.loads(method))), encoding="utf-8"
+            )
+            directory = Path(temporary) / name
+            summary = summary_of([*command(file, directory, [f"run.seed={seed}"], None), "--lockstep"])
+            case = {"task": task, "kind": kind, "method": method, "seed": seed, "summary": summary}
+            case["curve"] = _curve(directory)
+            shutil.rmtree(directory)
+            with lock:
                 write_whole(place, json.dumps(case))
-                write_whole(output / "table.md", table(output))
-                console.print(f"{place.stem}: {summary['seconds']:.0f} s", highlight=False, soft_wrap=True)
-    console.print(table(output), highlight=False, soft_wrap=True)
+                write_whole(output / "table.md", table(results(output, METHODS), METHODS[0]))
+            console.print(f"{name}: {summary['seconds']:.0f} s", highlight=False, soft_wrap=True)
+
+        for part in (METHODS[:PROMISED], METHODS[PROMISED:]):
+            for done in [pool.submit(run, *case) for case in product(kinds, seeds, part, TASKS)]:
+                done.result()
+    found = results(output, METHODS)
+    console.print(table(found, METHODS[0]), highlight=False, soft_wrap=True)
+    (output / "text.png").write_bytes(picture(found))
 
 
-def table(output: Path) -> str:
-    """Return the means over seeds of all results in a folder, as Markdown; bytes compare with full gradients."""
-    found = dict[tuple[str, str, str], list[dict[str, Any]]]()
-    for place in sorted(output.glob("*.json")):
-        case = json.loads(place.read_text(encoding="utf-8"))
-        found.setdefault((case["task"], case["kind"], case["method"]), []).append(case["summary"])
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---|---|---|--:|--:|--:|--:|--:|"]
-    for (task, kind, method), own in sorted(found.items(), key=lambda one: (*one[0][:2], METHODS.index(one[0][2]))):
-        full = found.get((task, kind, METHODS[0]), own)
-        tests = [one["metrics"]["test"] for one in own]
-        name = "bits_per_byte" if task == "language model" else "auc"
-        cells = (
-            *(task, kind, words(method), len(own)),
-            f"{mean(one['loss'] for one in tests):.4f}",
-            f"{mean(one[name] for one in tests):.4f}",
-            f"{mean(one['bytes_up_per_site_step'] + one['bytes_down_per_site_step'] for one in own) / 2e3:,.1f}",
-            f"{mean(map(_bytes, full)) / mean(map(_bytes, own)):.1f}",
-        )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n"
+def _second_moment(method: dict[str, Any]) -> str:
+    """Return the better second moment of those that a method can have: local steps have none from projections."""
+    return "elementwise" if "local_steps" in method else "factored"
 
 
-def _bytes(summary: dict[str, Any]) -> float:
-    """Return a site's bytes of a whole training, up and down."""
-    return float(summary["bytes_up_per_site_step"] + summary["bytes_down_per_site_step"]) * float(summary["steps"])
+def _curve(directory: Path) -> list[tuple[float, float]]:
+    """Return the megabytes of a site so far, both ways, and the validation loss of all sites, after each epoch."""
+    steps, metrics = (pd.read_csv(directory / name) for name in ("steps.csv", "metrics.csv"))
+    sent = (steps.groupby("epoch").sum()[["bytes_up", "bytes_down"]].sum(axis=1).cumsum() / len(SITES) / 1e6).to_dict()
+    rows = metrics[(metrics["split"] == "validation") & (metrics["site"] == "pooled")]
+    return [(sent[epoch], loss) for epoch, loss in zip(rows["epoch"], rows["loss"], strict=True)]

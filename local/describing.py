@@ -152,7 +152,7 @@ def _values(column: Column) -> str:
         return f"{column.dates[0]} to {column.dates[1]}"
     if known and column.distinct > FEW:
         return f"{known['least']:g} to {known['largest']:g}, median {known['median']:g}, {column.zeros} zeros"
-    if column.levels and column.distinct <= MAX_LEVELS:
+    if column.levels and column.distinct <= MAX_LEVELS and column.kind != "text":
         some = ", ".join(f"{level}: {count}" for level, count in list(column.levels.items())[:FEW])
         return some + ", …" * (len(column.levels) > FEW)
     return f"{column.distinct} different" if column.distinct else "–"

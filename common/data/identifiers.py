@@ -66,6 +66,12 @@ def names_patients(name: str, held: Sequence[str], numbers: Array) -> bool:
     return kind == "things" and (alone or (len(counts) > MANY_PEOPLE and 3 * len(counts) >= len(held)))
 
 
+def are_texts(rows: Mapping[str, int]) -> bool:
+    """Return whether values, with their numbers of rows, are sentences about single rows rather than levels."""
+    long = sum(len(value.split()) >= MANY_WORDS for value in rows)
+    return 2 * long > len(rows) and 2 * sum(count == 1 for count in rows.values()) > len(rows)
+
+
 class Digits(NamedTuple):
     """The form of numeric identifiers: smallest and largest length, and whether one starts with 0."""
 

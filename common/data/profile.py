@@ -19,6 +19,7 @@ from rankdad.common.data.dialect import THOUSANDS
 from rankdad.common.data.identifiers import (
     Digits,
     alike_within,
+    are_texts,
     counts_rows,
     digits_of,
     names_patients,
@@ -40,6 +41,7 @@ CODE = re.compile(r"[^\w+<>≤≥]+")  # codes for a missing value: ?, -, ., *
 # Words for a missing value among numbers; in other columns they may be a level.
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
 NAMES_ROWS = "it identifies rows: not an input; make it data.key or data.group, or leave it out with data.exclude"
+TO_READ = "free text, no input beside others: a run on it has the reader text (data.reader, data.column)"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
 WORDS = frozenset({"none", "null"})  # count as missing, but may be levels
 FAR = 10.0  # distance of an outlier from the median, in interquartile ranges
@@ -265,6 +267,8 @@ def _column(table: Table, name: str) -> Column:
         say("number-expected", f"{sentence}: {advice}")
     if kind != "number" and (broken := [text for text in held if BROKEN.fullmatch(text)]):
         say("formula", f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
+    if kind == "text" and are_texts(counts):
+        say("free-text", TO_READ)
     if kind == "id":
         say("names-rows", NAMES_ROWS)
         for sentence in twice_written(held):
@@ -342,7 +346,8 @@ def _kind(name: str, held: Sequence[str], numbers: Array) -> Kind:
     one_word = len(words) == 1 and len(np.unique(numbers)) > 2  # a code for missing among numbers
     if known and (2 * max(len(numbers), like_numbers) >= len(known) or one_word):
         return "number"
-    return "levels" if len(set(map(canonical, held))) <= MAX_LEVELS else "text"
+    values = Counter(map(canonical, held))
+    return "levels" if len(values) <= MAX_LEVELS and not are_texts(values) else "text"
 
 
 def _stand_ins(numbers: Array) -> tuple[dict[str, str], dict[str, int]]:

@@ -81,11 +81,12 @@ def undertrained(
     """
     if unmeasured:
         stopping = ", and early stopping has had no effect" * bool(spec.training.early_stopping)
+        ranks = ", for an AUC as many with the outcome and without it," * spec.training.monitor.startswith("auc")
         warning = (
             f"in {unmeasured} of {measured + unmeasured} trainings no hospital's validation samples gave "
             f"{shown(spec.training.monitor)} (training.monitor): the last epoch was kept{stopping}; a hospital needs "
-            "as many patients as its policy requires, for an AUC as many with the outcome and without it, and does not "
-            "send again what its disclosure log has counted"
+            f"as many patients as its policy requires{ranks} and does not send again what its disclosure log has "
+            "counted"
         )
         return {"trainings": trainings, "of": measured, "unmeasured": unmeasured, "warning": warning}
     if not trainings:

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,16 @@ class House:
 
 
 @contextlib.contextmanager
-def house(folder: Path, *, both: bool = False, samples: int = 50, sharing: int = 1, **changes: Any) -> Iterator[House]:
-    """Serve a run for alpha, and let beta take part in it as one process."""
+def house(
+    folder: Path,
+    *,
+    both: bool = False,
+    samples: int = 50,
+    sharing: int = 1,
+    write: Callable[[Path, int, int], Path] = write_site,
+    **changes: Any,
+) -> Iterator[House]:
+    """Serve a run for alpha, and let beta take part in it as one process; `write` makes a site's data, by a seed."""
     sites = ["alpha", "beta"] if both else ["alpha"]
     folder.mkdir(exist_ok=True)
     with serving(folder / "run", ledger=LedgerOptions(), federation={"sites": sites}, **changes) as served:
@@ -98,7 +106,7 @@ def house(folder: Path, *, both: bool = False, samples: int = 50, sharing: int =
             name: SiteConfig(
                 name=name,
                 aggregator=f"http://127.0.0.1:{served.port}",
-                data=str(write_site(folder / name, samples, seed)),
+                data=str(write(folder / name, samples, seed)),
                 output=str(folder / out),
                 policy=policy,
             )

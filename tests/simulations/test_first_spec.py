@@ -259,3 +259,15 @@ def test_a_hospital_whose_label_is_the_same_stand_in_in_every_row_has_no_rows_wi
     with pytest.raises(RankdadError) as caught:
         first_spec(tmp_path, "score")
     assert (caught.value.code, caught.value.field) == ("rows-too-few", "--label")
+
+
+def test_texts_of_small_hospitals_are_neither_inputs_nor_in_the_spec(tmp_path: Path) -> None:
+    for site in ("bonn", "kiel"):
+        (tmp_path / site).mkdir()
+        rows = [f"{age},Mrs {site}-{age} fell on the stairs,{'yes' if age % 2 else 'no'}" for age in range(40, 58)]
+        (tmp_path / site / "t.csv").write_text("\n".join(["age,seen,ill", *rows]) + "\n")
+    assert "Mrs" not in json.dumps(first_spec(tmp_path, "ill"))
+    with pytest.raises(UserError) as raised:
+        first_spec(tmp_path, "ill", exclude=("age",))
+    assert (raised.value.code, raised.value.field) == ("no-inputs", "data.features")
+    assert "data.reader" in str(raised.value)

@@ -31,3 +31,23 @@ def test_a_column_of_dates_says_the_first_and_the_last(
 ) -> None:
     pd.DataFrame({"visit": written, "x": [1, 2, 3]}).to_csv(tmp_path / "t.csv", index=False)
     assert profile_of(read_table(tmp_path / "t.csv")).by_name["visit"].dates == ends
+
+
+SENTENCES = ["fell from a ladder at home", "chest pain since this morning", "no complaints at this visit"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (SENTENCES, "text"),  # of few rows, or repeated
+        ([*SENTENCES, *[SENTENCES[0]] * 9], "text"),
+        (SENTENCES * 3, "levels"),
+        (["no", "yes", "not known"], "levels"),
+    ],
+)
+def test_sentences_about_single_rows_are_no_levels_in_a_small_table_either(
+    tmp_path: Path, cells: list[str], kind: str
+) -> None:
+    pd.DataFrame({"seen": cells, "age": range(30, 30 + len(cells))}).to_csv(tmp_path / "t.csv", index=False)
+    found = profile_of(read_table(tmp_path / "t.csv")).by_name["seen"]
+    assert (found.kind, [remark.code for remark in found.remarks]) == (kind, ["free-text"] * (kind == "text"))

@@ -25,6 +25,7 @@ from rankdad.remote.report.run_report import report
 from rankdad.remote.results.run_results import read_results
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_document, run_spec, written_data
+from tests.texts import text_data, text_spec
 
 
 class Page(HTMLParser):
@@ -342,3 +343,13 @@ def test_the_page_says_which_settings_were_chosen_and_what_that_took(
     kept = tuned[-1]["candidates"][tuned[-1]["chosen"] - 1]
     chosen = f"chosen:  weight decay {kept['weight_decay']:g}, rank {kept['rank']}, {kept['best_epoch']} epochs for the"
     assert f"{chosen} final model, of 4 candidates" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_language_models_page_explains_its_own_figures_alone(tmp_path: Path) -> None:
+    spec = text_spec(task={"name": "language-model"}, evaluation={"name": "k-fold", "folds": 2})
+    run(spec, text_data(tmp_path / "data", spec), tmp_path / "run")
+    html = report(tmp_path / "run")
+    assert "Bits per byte" in Page(html).text
+    assert not re.findall("AUC|ccuracy|Brier", Page(html).text)
+    assert not re.findall(r"</summary>\s*</details>", html)
