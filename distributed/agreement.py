@@ -15,7 +15,7 @@ from torch import nn
 from rankdad.common.collectives import all_gather_bytes, broadcast_bytes, device_of
 from rankdad.common.errors import RankdadError, UserError, one_line
 from rankdad.common.lowrank.layers import has_hooks
-from rankdad.distributed.meshes import Groups, agreed, ranks_of
+from rankdad.common.meshes import Groups, agreed, ranks_of
 
 STEPS = 1000  # step numbers are compared modulo this, so that sums of squares are exact
 MAX_LISTED = 4  # ranks named in an error

@@ -13,7 +13,7 @@ from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
-from rankdad.distributed.meshes import Division, Part, local_factor, local_gradient
+from rankdad.common.meshes import Division, Part, local_factor, local_gradient
 
 
 class Batches:

@@ -22,6 +22,7 @@ from rankdad.common.lowrank.reduction.block import block
 from rankdad.common.lowrank.reduction.feedback import minus_matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import is_lossless
+from rankdad.common.meshes import Groups
 from rankdad.common.methods import Method, MethodState
 from rankdad.common.methods.base import all_received
 from rankdad.common.methods.dad import Dad
@@ -36,7 +37,6 @@ from rankdad.common.run.seeds import derive
 from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.checkpoint import identity, restored, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Begun, Exact, Gathering, Node, Owners, exchange_of, owners_of
-from rankdad.distributed.meshes import Groups
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status, joined
 from rankdad.distributed.options import (
     Travels,

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.meshes import Division, agreed, check_division, groups_of
 from rankdad.common.methods import Method, MethodState
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad, RankDadMethod
@@ -23,7 +24,6 @@ from rankdad.distributed.agreement import Sums, as_rankdad_error, check_group, e
 from rankdad.distributed.batches import Batches, add_gradients
 from rankdad.distributed.checkpoint import fitted, handed_over, identity, restored, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Exact, Node, exchange_of, owners_of
-from rankdad.distributed.meshes import Division, agreed, check_division, groups_of
 from rankdad.distributed.messages import OVERFLOWS, Layout, Message, Status
 from rankdad.distributed.options import (
     Travels,

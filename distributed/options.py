@@ -19,11 +19,11 @@ from rankdad.common.documents import validate
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.layers import has_hooks, linear_layers
 from rankdad.common.lowrank.routes import Route, routed
+from rankdad.common.meshes import Groups, Part, check_division, same_rows
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.routing import check_wire
 from rankdad.distributed.agreement import agree
-from rankdad.distributed.meshes import Groups, Part, check_division, same_rows
 
 KINDS: Mapping[str, tuple[type, ...]] = {
     "feedback": (str,),

@@ -30,10 +30,10 @@ from rankdad.common.errors import DataError, UserError, one_line
 from rankdad.common.files import check_file
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.routes import Route
+from rankdad.common.meshes import Groups, Part, local, wrapped
 from rankdad.common.methods import MethodState
 from rankdad.distributed.agreement import explain, reaching
 from rankdad.distributed.checkpoint import MOST_STEPS
-from rankdad.distributed.meshes import Groups, Part, local, wrapped
 
 STEP, OPTIONS, PLACES = "step", "options", "ranks"
 SITE, NODE = "site", "node"

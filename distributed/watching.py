@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.errors import UserError
 from rankdad.common.lowrank.layers import has_hooks
-from rankdad.distributed.meshes import Part, blocks_of
+from rankdad.common.meshes import Part, blocks_of
 from rankdad.distributed.options import check_whole
 
 

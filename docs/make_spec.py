@@ -170,7 +170,8 @@ def kind(field: Schema) -> str:
         return f"list of {kind(field['items'])}" if field.get("items") else f"pair of {pair}" if pair else "list"
     if names := parts(field):
         null = " or null" if {"type": "null"} in field.get("anyOf", []) else ""
-        return ("object" if len(names) == 1 else "one of several objects") + null
+        plain = [kind(one) for one in field.get("oneOf", []) if not parts(one)]
+        return " or ".join([*plain, "object" if len(names) == 1 else "one of several objects"]) + null
     if "anyOf" in field:
         return " or ".join(dict.fromkeys(kind(one) for one in field["anyOf"]))
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

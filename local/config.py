@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import math
 import os
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import field_validator, model_validator
+from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from rankdad.common.data.loading import Loading
 from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import SpecError, UserError
+from rankdad.common.errors import SpecError, UserError, counted
 from rankdad.common.files import warn_if_readable
 from rankdad.common.numbers import PositiveFloat, PositiveInt
 from rankdad.common.spec import SiteName
@@ -134,6 +136,32 @@ class Member(Part):
         return token
 
 
+class Parallel(Part):
+    """A mesh of ranks: `{"data": 2, "tensor": 2}` is four, as torchrun starts them."""
+
+    data: PositiveInt = 1
+    """Number of parts of every batch."""
+    shard: PositiveInt = 1
+    """The same for ranks that also divide weights and moments, and gather a layer's weights to use it, as with fsdp."""
+    tensor: PositiveInt = 1
+    """Number of parts of each layer's weights and moments. These ranks have the same samples, and each computes with
+    its part: attention heads and hidden units of transformer and vit, every other hidden layer of mlp."""
+
+    pipeline: PositiveInt = 1
+    """Number of stages of a transformer's or vit's blocks, one after the other: each rank has the blocks of its stage
+    alone. This saves memory, not time; not with shard."""
+
+    @property
+    def batches(self) -> int:
+        """Number of parts of every batch."""
+        return self.data * self.shard
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a rank has a part of the weights."""
+        return self.shard * self.tensor * self.pipeline > 1
+
+
 class SiteConfig(Member):
     """One site. Relative paths start at the folder of the file that holds them."""
 
@@ -161,11 +189,32 @@ class SiteConfig(Member):
     device: Device = CPU
     """Where the model is trained: cpu; cuda:N; cuda, which is the first GPU, or under torchrun the local rank's; or
     auto, which is cuda where there is a GPU, else cpu, and says which."""
-    parallel: Literal["data", "fsdp"] = "data"
-    """How ranks under torchrun share the site: data, each with a part of every batch; or fsdp, each keeps but a part
-    of the weights and of the optimizer's moments. One process has all of them."""
+    parallel: Annotated[
+        Annotated[Literal["data", "fsdp"], Tag("name")] | Annotated[Parallel, Tag("mesh")],
+        Discriminator(lambda given: "mesh" if isinstance(given, dict | Parallel) else "name"),
+    ] = "data"
+    """How ranks under torchrun share the site: data, each with a part of every batch; fsdp, each keeps but a part of
+    the weights and of the optimizer's moments, too; or numbers of ranks. One process has all of them."""
     loading: Loading = Loading()
     """How volumes and pictures are read: memory for them, and processes that read ahead."""
+
+    def mesh(self, ranks: int) -> Parallel:
+        """Return how so many ranks share the site.
+
+        Raises:
+            SpecError: another number was expected.
+        """
+        if not isinstance(self.parallel, Parallel):
+            return Parallel(data=ranks) if self.parallel == "data" else Parallel(shard=ranks)
+        sizes = json.dumps(self.parallel.model_dump(exclude_defaults=True))
+        if (expected := math.prod(self.parallel.model_dump().values())) != ranks:
+            started = f"torchrun has started {ranks}" if ranks > 1 else "the site is one process"
+            raise SpecError(
+                "parallel",
+                f"got {sizes}, a mesh of {counted(expected, 'rank')}, but {started}: start as many, or change the mesh",
+                code="parallel-does-not-fit",
+            )
+        return self.parallel
 
 
 def _read_token(path: str) -> str:

@@ -14,6 +14,8 @@ from rankdad.common.lowrank.sparse import Entries
 from rankdad.common.lowrank.wire import wire_bytes
 
 Payload = tuple[Matrix, ...]
+Index = slice | Tensor  # of rows
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -109,29 +111,39 @@ def gather(
 
 
 def scatter(
-    routes: tuple[Route, ...], payload: Payload, rows: Callable[[int], slice] = lambda length: slice(None)
+    routes: tuple[Route, ...],
+    payload: Payload,
+    kept: Callable[[str], tuple[Index, slice]] = lambda name: (ALL, ALL),
 ) -> dict[str, Tensor]:
     """Return the gradient of each parameter in its own shape: the reverse of `gather`.
 
     Args:
         routes: of the plan.
         payload: in their order.
-        rows: returns the rows of a parameter's first axis to compute, given its length.
+        kept: returns the rows and columns to compute of a parameter, given its name; columns only of matrices.
     """
     gradients: dict[str, Tensor] = {}
     for route, value in zip(routes, payload, strict=True):
         shape = route.shape
-        kept = rows(shape[0]) if shape else slice(None)
+        rows, columns = kept(route.name) if shape else (ALL, ALL)
         if isinstance(value, Factor):
-            value = Factor(value.delta[:, kept], value.activation)
-            matrix = value.gradient()
+            matrix = Factor(value.delta[:, rows], _columns(value.activation, columns, route)).gradient()
         else:
-            matrix = value[kept] if len(shape) > 1 else value[:, kept]
+            matrix = _columns(value[rows] if len(shape) > 1 else value[:, rows], columns, route)
         if route.bias is not None:
             gradients[route.bias] = matrix[:, -1]
             matrix = matrix[:, :-1]
-        gradients[route.name] = matrix.reshape(len(range(shape[0])[kept]), *shape[1:]) if shape else matrix.reshape(())
+        if len(shape) != 2:
+            matrix = matrix.reshape(len(matrix), *shape[1:]) if len(shape) > 1 else matrix.reshape(matrix.shape[1:])
+        gradients[route.name] = matrix if shape else matrix.reshape(())
     return gradients
+
+
+def _columns(matrix: Tensor, columns: slice, route: Route) -> Tensor:
+    """Return some columns, and that of a bias."""
+    if columns == ALL:
+        return matrix
+    return matrix[:, columns] if route.bias is None else torch.cat([matrix[:, :-1][:, columns], matrix[:, -1:]], dim=1)
 
 
 def routed(routes: Iterable[Route]) -> tuple[Route, ...]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankdad.common.spec.tasks import Classification, MultiLabel
+from rankdad.common.spec.tasks import Classification, TaskSpec
 
 BINS = 1000
 FINENESS = 50.0
@@ -33,7 +33,7 @@ def class_log_odds(logits: Tensor) -> Tensor:
     return log_odds.scatter(1, likeliest, logits.gather(1, likeliest) - rest)
 
 
-def log_odds(task: Classification | MultiLabel, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def log_odds(task: TaskSpec, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-odds float64 [n, task.outputs] of all outcomes, and which samples have them, bool of this shape."""
     if isinstance(task, Classification):
         return class_log_odds(outputs), labels.unsqueeze(1) == torch.arange(task.classes)

@@ -32,7 +32,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.head = heads, width // heads
         self.project = nn.Linear(width, 3 * width)
         self.merge = nn.Linear(width, width)
 
@@ -47,8 +47,8 @@ class Attention(nn.Module):
             turn: cosines and sines [tokens, width / heads / 2] of rotary positions.
             causal: whether to attend to earlier tokens only.
         """
-        n, tokens, width = x.shape
-        parts = self.project(x).reshape(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        n, tokens, _ = x.shape
+        parts = self.project(x).reshape(n, tokens, 3, self.heads, self.head).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind()
         if turn is not None:
             query, key = _turned(query, *turn), _turned(key, *turn)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.routes import ALL, Index
 from rankdad.common.models import build_model
 from rankdad.common.run.factored_adam import FactoredAdam
 from rankdad.common.run.optimizer import (
@@ -108,9 +109,9 @@ class Replica:
         """Limit the norm over all gradients, and return the norm before."""
         return float(nn.utils.clip_grad_norm_(self.trained.values(), most))
 
-    def rows(self, length: int) -> slice:
-        """Return this replica's rows of a parameter of this length: all."""
-        return slice(None)
+    def kept(self, name: str) -> tuple[Index, slice]:
+        """Return the rows and columns of a parameter's gradient, as a matrix, that this replica applies: all."""
+        return ALL, ALL
 
     def capture(self, only: Container[str] | None = None) -> FactorCapture:
         """Return a capture of gradients in the model's passes; see `FactorCapture`."""
@@ -180,13 +181,18 @@ class Replica:
         """
         return copies(dict(self.model.named_parameters()))
 
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Return the shapes of whole weights and buffers, by name."""
+        return {name: value.shape for name, value in self.model.state_dict().items()}
+
     def check_parameters(self, named: Mapping[str, Tensor]) -> None:
         """Check that parameters match this model.
 
         Raises:
             ProtocolError: they do not.
         """
-        expected = {name: (value.dtype, value.shape) for name, value in self.model.named_parameters()}
+        shapes = self.shapes()
+        expected = {name: (value.dtype, shapes[name]) for name, value in self.model.named_parameters()}
         if {name: (value.dtype, value.shape) for name, value in named.items()} != expected:
             raise ProtocolError(
                 502, "d.replica: holds other weights than this model has", code="weights-do-not-fit", field="d.replica"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankdad.common.preparation import Preparing
 from rankdad.common.protocol.messages import Control, Count, Measure, Name
@@ -63,14 +63,14 @@ class Progress(Control):
 
 
 def check_progress(
-    spec: RunSpec, plan: Plan, model: nn.Module, progress: Progress, named: Mapping[str, Tensor]
+    spec: RunSpec, plan: Plan, model: Mapping[str, torch.Size], progress: Progress, named: Mapping[str, Tensor]
 ) -> None:
     """Check that a snapshot fits this run.
 
     Args:
         spec: the run.
         plan: of the run.
-        model: of the run.
+        model: shapes of its weights and buffers.
         progress: from a file or from the network.
         named: its tensors.
 
@@ -94,7 +94,7 @@ def check_progress(
     if {name: (total.dtype, tuple(total.shape)) for name, total in totals.items()} != shapes:
         raise ValueError("the sums of preparation do not fit this run")
     best = under("best", named)
-    if best and _shapes(best) != _shapes(model.state_dict()):
+    if best and {name: value.shape for name, value in best.items()} != model:
         raise ValueError("the best weights do not fit this model")
     bases = {route.name: (route.up, route.matrix[1]) for route in plan.routes if route.up is not None}
     for name, basis in under("basis", named).items():
@@ -102,10 +102,6 @@ def check_progress(
         exact = spec.method.fixed_rows
         if basis.ndim != 2 or basis.shape[1] != columns or len(basis) > rows or (exact and len(basis) < rows):
             raise ValueError(f"directions of {name}: got {list(basis.shape)}, expected {rows} of {columns} numbers")
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def under(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -355,7 +355,7 @@ class RunState:
         self.bases = self.method.bases(self._updates)
         names = (slot.name for exchange in self.plan.exchanges for slot in exchange.down.projections)
         number = self.epoch * self._first.steps + self.step
-        gradients = scatter(self.plan.routes, pooled, self.replica.rows)
+        gradients = scatter(self.plan.routes, pooled, self.replica.kept)
         self.replica.apply(gradients, dict(zip(names, self._projections, strict=True)), number)
         self._updates, self._projections, self.excluded = [], (), frozenset()
         missing = tuple(sorted(update.missing))
@@ -390,7 +390,7 @@ class RunState:
             ValueError: it does not fit this run; see `check_progress`.
             RuntimeError, KeyError: the tensors do not fit this replica.
         """
-        check_progress(self.spec, self.plan, self.replica.model, progress, tensors)
+        check_progress(self.spec, self.plan, self.replica.shapes(), progress, tensors)
         self.progress = progress
         self.totals = under("total", tensors)
         self.set_roster(progress.roster)

@@ -72,6 +72,8 @@ def run_site(
         UserError: before training: no aggregator, a run that is not allowed here, or unusable data.
         RankdadError: during training: this site or another failed.
     """
+    if ranks is None:
+        config.mesh(1)
     output, ranks = Path(config.output), ranks or Alone()
     connection = connection or AggregatorClient(config, look=signals.while_waiting if signals else lambda: None)
     with log_names(site=config.name), connection as client, ExitStack() as names:

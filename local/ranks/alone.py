@@ -17,8 +17,8 @@ class Alone:
     """The only process of a site; `local.ranks.sharing` has the counterpart for several.
 
     Attributes:
-        rank: of this process.
-        size: how many there are.
+        rank: number of this process's part of every batch.
+        size: number of parts.
     """
 
     rank, size = 0, 1

@@ -21,12 +21,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from rankdad.common.collectives import JOINING, not_joined
 from rankdad.common.devices import device_here
 from rankdad.common.errors import RankdadError
+from rankdad.local.config import Parallel
 from rankdad.local.shutdown_signals import ShutdownError
 
 PATIENCE = timedelta(minutes=10)  # for ranks that read their data or evaluate
@@ -34,6 +37,7 @@ IN_STEP = timedelta(minutes=1)  # for the other ranks' part of a step, after thi
 ENDLESS = timedelta(days=365)  # for rank 0, which waits for other sites
 FAREWELL = 10.0  # seconds for which a rank that is cut off waits for rank 0's reason
 SIGN_OF_LIFE = 3.0  # seconds in which ranks that are cut off report that they are alive
+DIMENSIONS = ("data", "shard", "pipeline", "tensor")  # of a mesh of ranks, the fastest last
 REASON, HEARD, LIVES = "reason", "heard", "lives"  # keys of the store
 
 _log = logging.getLogger(__name__)
@@ -88,7 +92,7 @@ class Ranks:
     Attributes:
         rank: of this process.
         size: number of ranks.
-        group: for gradients; None for the default group.
+        group: of the ranks with other parts of a batch; None for all.
         has_own_gpu: whether no other rank computes on this one's device.
     """
 
@@ -162,11 +166,39 @@ class Ranks:
         self.has_own_gpu = True
         return found
 
-    def connect(self) -> None:
-        """Switch to steps, with gradients between GPUs if each rank has its own; called by all ranks, or none."""
+    def connect(self, mesh: Parallel | None = None) -> DeviceMesh | None:
+        """Switch to steps, with gradients between GPUs if each rank has its own; called by all ranks, or none.
+
+        Args:
+            mesh: of all ranks; those of `tensor` have neighbouring numbers.
+
+        Returns:
+            Its dimensions of more than one rank, if they divide weights.
+        """
         self._wait_for_others(self._in_step)
-        if self.has_own_gpu:
-            self.group = dist.new_group(backend="nccl")
+        if mesh is None or not mesh.is_divided:
+            self.group = dist.new_group(backend="nccl") if self.has_own_gpu else None
+            return None
+        before = _sockets()
+        sizes = {name: size for name in DIMENSIONS if (size := getattr(mesh, name)) > 1}
+        grid = torch.arange(self.size).view(*sizes.values())
+        groups = [self._new_group(grid.movedim(dim, -1).reshape(-1, size)) for dim, size in enumerate(sizes.values())]
+        if mesh.batches > 1:
+            self.group = self._new_group(grid.view(mesh.batches, -1).T)
+        self._connections |= _sockets() - before
+        device = "cuda" if self.has_own_gpu else "cpu"
+        return DeviceMesh.from_group(groups, device, grid, mesh_dim_names=tuple(sizes))
+
+    def _new_group(self, rows: Tensor) -> dist.ProcessGroup:
+        """Return this rank's group, for ranks that are a row each.
+
+        Rank 0 waits for others as in the default group.
+        """
+        most = PATIENCE if self.rank else self._in_step
+        backend = "nccl" if self.has_own_gpu else "gloo"
+        own: dist.ProcessGroup
+        own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=most, backend=backend)
+        return own
 
     def barrier(self) -> None:
         """Wait, maybe for minutes, until all ranks have finished reading or computing."""

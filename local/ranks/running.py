@@ -77,5 +77,5 @@ def follow(config: SiteConfig, ranks: Sharing) -> None:
         site.take(ranks.share(patiently=is_long(site.due)))
     result = site.result
     ranks.share()  # until rank 0 has written the results
-    if config.parallel == "data" and weights_sha256(result.final) != result.weights_sha256[config.name]:
+    if not ranks.mesh.is_divided and weights_sha256(result.final) != result.weights_sha256[config.name]:
         _log.error("rank %d: ends with other weights than rank 0: do their machines compute differently?", ranks.rank)

@@ -40,11 +40,17 @@ class Sharing(Alone):
     Args:
         ranks: of the site.
         config: of the site.
+
+    Attributes:
+        mesh: of the ranks.
+
+    Raises:
+        SpecError: `parallel` is a mesh of another number of ranks.
     """
 
     def __init__(self, ranks: Ranks, config: SiteConfig) -> None:
-        self._ranks, self._config = ranks, config
-        self.rank, self.size = ranks.rank, ranks.size
+        self._ranks, self._config, self.mesh = ranks, config, config.mesh(ranks.size)
+        self.rank, self.size = ranks.rank * self.mesh.batches // ranks.size, self.mesh.batches
 
     def together(self) -> AbstractContextManager[None]:
         """Return a context for joint work of all ranks; see `Ranks.together`."""
@@ -67,17 +73,17 @@ class Sharing(Alone):
         check_model(replica.model)
         with self.together():
             self._compare(plan, data)
-            self._ranks.connect()
-            if self._config.parallel == "data":
+            mesh = self._ranks.connect(self.mesh)
+            if mesh is None:
                 return replica
-            from rankdad.local.ranks.sharded import ShardedReplica, check_sharded
+            from rankdad.local.ranks.divided import DividedReplica, check_divided
 
-            check_sharded(spec, self._config.name, self._config.device, has_own_gpu=self._ranks.has_own_gpu)
-            return ShardedReplica(spec, replica.model, self._ranks.group)
+            check_divided(spec, self._config, has_own_gpu=self._ranks.has_own_gpu)
+            return DividedReplica(spec, replica.model, mesh)
 
     def _compare(self, plan: Plan, data: SiteData) -> None:
         own = {"rankdad": __version__, "torch": str(torch.__version__), "plan": plan.sha256(), "data": data.sha256()}
-        own |= {"parallel": self._config.parallel, "gpu": str(self._ranks.has_own_gpu)}
+        own |= {"parallel": self.mesh.model_dump_json(), "gpu": str(self._ranks.has_own_gpu)}
         first, *others = map(json.loads, all_gather_bytes(json.dumps(own).encode()))
         for rank, theirs in enumerate(others, 1):
             other = next((key for key in OTHERS if theirs[key] != first[key]), None)
@@ -90,10 +96,12 @@ class Sharing(Alone):
 
     def pooled(self, payload: Payload, loss: float) -> tuple[Payload, float]:
         """Return the gradients of the whole batch and its loss; see `pooled`."""
-        return pooled(payload, loss, self._ranks.group)
+        return pooled(payload, loss, self._ranks.group) if self.size > 1 else (payload, loss)
 
     def gathered(self, rows: Tensor) -> tuple[Tensor, int]:
         """Return the rows of all ranks in order, and the position of this rank's first row; numbers may differ."""
+        if self.size < 2:
+            return rows, 0
         each = all_gather_rows(rows, self._ranks.group)
         return torch.cat(each), sum(map(len, each[: self.rank]))
 

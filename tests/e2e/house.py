@@ -23,6 +23,7 @@ from rankdad.remote.persistence import LedgerOptions
 from tests.conftest import write_policy, write_site
 from tests.ports import free_port
 from tests.remote.serving import Served, serving
+from tests.texts import notes, write_notes
 from tests.warm import Warm
 
 LONGEST = 120.0  # seconds
@@ -37,7 +38,7 @@ class House:
     beta: threading.Thread | None = None
     ranks: list[Warm] = field(default_factory=list)
     store: TCPStore | None = None
-    parallel: str = "data"
+    parallel: str | dict[str, int] = "data"
 
     def start(self, size: int, files: dict[int, Path] | None = None) -> list[Warm]:
         """Start alpha's ranks as torchrun does: with its variables, and a store that outlives them."""
@@ -75,7 +76,7 @@ class House:
         assert furthest(weights, theirs.replica.weights()) < 1e-5  # products of some rows round on their own
         return weights
 
-    def share(self, parallel: str) -> None:
+    def share(self, parallel: str | dict[str, int]) -> None:
         """Let alpha's ranks, from their next start on, share it so."""
         self.parallel, path = parallel, self.folder / "alpha.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"parallel": parallel}))
@@ -100,6 +101,7 @@ def house(
     """Serve a run for alpha, and let beta take part in it as one process; `write` makes a site's data, by a seed."""
     sites = ["alpha", "beta"] if both else ["alpha"]
     folder.mkdir(exist_ok=True)
+    write = _write_texts if changes.get("data", {}).get("reader") == "text" else write_site
     with serving(folder / "run", ledger=LedgerOptions(), federation={"sites": sites}, **changes) as served:
         policy = write_policy(folder, min_rows=sharing, min_level=sharing)
         configs = {
@@ -124,6 +126,10 @@ def house(
                 rank.kill()
             if beta is not None:
                 beta.join(30)
+
+
+def _write_texts(folder: Path, count: int, seed: int) -> Path:
+    return write_notes(folder, notes(count, seed))
 
 
 def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

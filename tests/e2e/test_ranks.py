@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,9 +19,12 @@ import pytest
 from rankdad.common.run.replica import weights_sha256
 from tests.conftest import write_site
 from tests.e2e.house import LONGEST, furthest, house
+from tests.texts import CLASSES, DATA, LABEL, MODEL
 
 SGD = {"epochs": 3, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}
 ADAM = {"epochs": 3, "dtype": "float64"}  # divides by roots of tiny squares: in float32 what is rounded shows
+NOTES: dict[str, Any] = {"task": CLASSES, "data": DATA | LABEL, "model": MODEL | {"positions": "learned"}}
+LANGUAGE: dict[str, Any] = {"task": {"name": "language-model"}, "data": DATA, "model": MODEL}
 LONG = SGD | {"epochs": 24, "dtype": "float64"}  # in float32 what is rounded grows to 1e-5 in 120 steps
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rank-dad": ({"name": "rank-dad", "rank": 2}, SGD),
@@ -45,6 +49,79 @@ SHARDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dsgd, one sample a step": ({"name": "dsgd"}, SGD | {"epochs": 1, "batch_size": 1}),
     "powersgd": ({"name": "powersgd", "rank": 2}, SGD),
 }
+
+
+CLIPPED = ADAM | {"clip": 0.2, "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}}
+VIT = {"name": "vit", "patch": 1, "width": 8, "depth": 1, "heads": 2}
+IMAGES: dict[str, Any] = {"data": {"shape": [2, 3]}, "model": VIT}
+DROPOUT: dict[str, Any] = {"model": {"name": "mlp", "hidden": [16, 8, 4], "dropout": 0.3, "frozen": ["1.*"]}}
+MESHES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+    "perceptron": ({"data": 2, "tensor": 2}, {"method": {"name": "rank-dad", "rank": 2}, "training": CLIPPED}),
+    "decoder": ({"shard": 2, "tensor": 2}, {"method": {"name": "dad"}, "training": CLIPPED, **LANGUAGE}),
+    "encoder": ({"data": 2, "tensor": 2}, {"method": {"name": "dsgd"}, "training": CLIPPED, **NOTES}),
+    "images": ({"data": 2, "shard": 2}, {"method": {"name": "powersgd", "rank": 2}, "training": SGD, **IMAGES}),
+    "images, top-k": ({"tensor": 2}, {"method": {"name": "top-k"}, "training": SGD, **IMAGES}),
+    "dropout": ({"tensor": 2}, {"method": {"name": "rank-dad", "rank": 2}, "training": SGD, **DROPOUT}),
+    "stages": ({"data": 2, "pipeline": 2}, {"method": {"name": "rank-dad", "rank": 2}, "training": SGD, **LANGUAGE}),
+    "eight ranks": ({"data": 2, "tensor": 2, "pipeline": 2}, {"method": {"name": "dsgd"}, "training": SGD, **NOTES}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.exhaustive] * ("eight" in case)) for case in MESHES]
+)
+def test_a_mesh_of_ranks_ends_with_the_weights_of_one_process(tmp_path: Path, case: str) -> None:
+    mesh, changes = MESHES[case]
+    ended = []
+    for size in (1, math.prod(mesh.values())):
+        with house(tmp_path / str(size), samples=26, sharing=3, **changes) as found:
+            found.share(mesh if size > 1 else "data")
+            ended.append(found.done(size))
+    assert furthest(*ended) < 1e-5
+
+
+@pytest.mark.exhaustive
+def test_other_meshes_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    training = LONG | {"epochs": 16, "optimizer": {"name": "adam", "lr": 0.01}}
+    changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": training, **NOTES}
+    with house(tmp_path / "undisturbed", **changes) as found:
+        undisturbed = found.done(1)
+    with house(tmp_path / "others", **changes) as found:
+        meshes: list[tuple[int, Any, int]] = [(4, {"tensor": 2, "pipeline": 2}, 56), (1, "data", 62), (2, "fsdp", 68)]
+        for size, mesh, steps in meshes:
+            found.share(mesh)
+            ranks = found.start(size)
+            found.until(steps)
+            ranks[-1].kill()
+            said = found.ended(30)
+            assert size == 1 or said[0].count(f"rank {size - 1} of 0 to {size - 1} no longer answers") == 1, said
+            assert "Traceback" not in "".join(said)
+        found.share({"data": 2, "tensor": 2})
+        assert furthest(found.done(4), undisturbed) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "changes", "expected"),
+    [
+        ({"data": 2, "tensor": 2}, {}, ("parallel-does-not-fit", "parallel")),
+        ({"tensor": 3}, {}, ("model-cannot-be-divided", "parallel.tensor")),
+        ({"tensor": 3}, {"method": {"name": "edad"}}, ("parallel-does-not-fit", "parallel")),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_named_once_and_all_end(
+    tmp_path: Path, mesh: dict[str, int], changes: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    with house(tmp_path, **changes) as found:
+        found.share(mesh)
+        ranks = found.start(3)
+        said = found.ended(20)
+        assert all(rank.returncode == 2 for rank in ranks)
+        assert "".join(said).count("error: ") == 1, said
+        code, field = expected
+        assert f"error: {field}: " in said[0]
+        assert f"[{code}]" in said[0]
 
 
 @pytest.mark.exhaustive

@@ -33,6 +33,7 @@ MEANINGS = {  # of codes whose sentences are made up at run time
     "factory-raised": "the model's function raised an error: correct model.arguments, or the function",
     "file-not-allowed": "the run reads files that the policy does not list: list them in files, or read others",
     "form-refused": "the form of a consortium has mistakes, one a line: correct these fields",
+    "free-text": "a column holds free text: leave it out, or read it as texts (data.reader)",
     "identifier-shortened": "identifiers have lost their leading zeros: export the table with the column as text",
     "invalid": "a field of the form cannot be used: correct it as the sentence says",
     "linear-needs-samples": "an exact solution would tell of too few rows: use steps, or more rows",

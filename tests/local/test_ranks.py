@@ -19,10 +19,13 @@ from torch import nn
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.lowrank.factors import Factor
+from rankdad.common.models import build_model
+from rankdad.local.ranks.divided import check_divided
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks
-from rankdad.local.ranks.sharded import check_sharded
+from rankdad.local.ranks.pipeline import check_stages
 from rankdad.local.ranks.sharing import check_model, pooled
-from tests.conftest import run_spec
+from rankdad.local.ranks.tensor import pairs
+from tests.conftest import run_spec, site_config
 from tests.ports import free_port
 from tests.ranks import run_ranks
 from tests.warm import CONTEXT
@@ -89,10 +92,53 @@ def test_a_model_with_statistics_of_a_whole_batch_is_refused_by_its_layers_name(
 )
 def test_what_cannot_be_done_with_rows_of_weights_is_refused_by_its_field(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(SpecError, match=rf'^parallel: got "fsdp", but {reason}'):
-        check_sharded(run_spec(**changes), "alpha", "cpu", has_own_gpu=False)
-    check_sharded(run_spec(method={"name": "rank-dad", "rank": 2}), "alpha", "cpu", has_own_gpu=False)
+        check_divided(run_spec(**changes), site_config(1, parallel="fsdp"), has_own_gpu=False)
+    check_divided(run_spec(method={"name": "rank-dad", "rank": 2}), site_config(1), has_own_gpu=False)
     with pytest.raises(SpecError, match=r"^parallel: .* device cuda:0 "):
-        check_sharded(run_spec(), "alpha", "cuda:0", has_own_gpu=False)
+        check_divided(run_spec(), site_config(1, device="cuda:0"), has_own_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ({"name": "mlp", "hidden": [16, 6]}, 3),
+        ({"name": "mlp", "hidden": []}, 2),
+        ({"name": "gru", "hidden": [4]}, 2),
+        ({"name": "vit", "patch": 1, "width": 9, "depth": 1, "heads": 3}, 2),
+    ],
+)
+def test_a_model_that_tensor_parallel_cannot_divide_is_refused(model: dict[str, Any], size: int) -> None:
+    spec = run_spec(model=model, data={"shape": [6, 2]})
+    with pytest.raises(SpecError) as refused:
+        pairs(spec, build_model(spec), size)
+    assert (refused.value.code, refused.value.field) == ("model-cannot-be-divided", "parallel.tensor")
+    assert pairs(run_spec(), build_model(run_spec()), 4) == [("1", "3", 1)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "mlp", "hidden": [16, 6]},
+        {"name": "vit", "patch": 1, "width": 8, "depth": 1, "heads": 2},
+        {"name": "vit", "patch": 1, "width": 8, "depth": 2, "heads": 2, "dropout": 0.1},
+    ],
+)
+def test_a_model_without_so_many_stages_is_refused(model: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_stages(run_spec(model=model, data={"shape": [6, 2]}), model.get("depth", 0), 2)
+    assert (refused.value.code, refused.value.field) == ("model-cannot-be-divided", "parallel.pipeline")
+    mesh = {"shard": 2, "pipeline": 2}
+    with pytest.raises(SpecError, match='"pipeline"'):
+        check_divided(run_spec(), site_config(1, parallel=mesh), has_own_gpu=False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_mesh_of_another_number_of_ranks_is_refused(ranks: int) -> None:
+    config = site_config(1, parallel={"data": 2, "tensor": 2})
+    assert config.mesh(4).batches == 2
+    with pytest.raises(SpecError) as refused:
+        config.mesh(ranks)
+    assert (refused.value.code, refused.value.field) == ("parallel-does-not-fit", "parallel")
 
 
 def torchrun(rank: int, port: int) -> dict[str, str]:

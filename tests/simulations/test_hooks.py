@@ -16,7 +16,7 @@ from rankdad.common.errors import SpecError
 from rankdad.common.lowrank.layers import copied
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
-from rankdad.local.ranks.sharded import _sharded
+from rankdad.local.ranks.divided import _sharded
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
 from tests.runs import final_weights

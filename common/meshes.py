@@ -29,6 +29,7 @@ from rankdad.common.lowrank.layers import has_hooks
 from rankdad.common.run.optimizer import laid_out_as
 
 Group = dist.ProcessGroup | None
+Cut = tuple[int, int, int]  # the axis, the number of parts, and the position of this rank's
 
 
 class Groups(NamedTuple):
@@ -50,12 +51,12 @@ class Part:
     Args:
         own: the model's and its optimizer's parameter.
         whole: the parameter in passes: `own`, or gathered by `fully_shard`.
-        cuts: of `fully_shard`: the axis, the number of parts, and the position of this rank's.
+        cuts: of `fully_shard`.
     """
 
     own: nn.Parameter
     whole: nn.Parameter
-    cuts: tuple[tuple[int, int, int], ...] = ()
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def shape(self) -> torch.Size:
@@ -65,8 +66,8 @@ class Part:
     @property
     def rows(self) -> slice:
         """The rows of that gradient that this rank keeps."""
-        cut = [cut for cut in self.cuts if not cut[0]]
-        return _cut(self.shape[0], cut[0]) if cut and self.shape else slice(None)
+        own = [each for each in self.cuts if not each[0]]
+        return cut(self.shape[0], own[0]) if own and self.shape else slice(None)
 
     def kept(self, tensor: Tensor, *, whole_rows: bool = True) -> Tensor:
         """Return this rank's part of a tensor in passes.
@@ -77,7 +78,7 @@ class Part:
         """
         for axis, number, place in self.cuts:
             if axis or whole_rows:
-                index = (*[slice(None)] * axis, _cut(tensor.shape[axis], (axis, number, place)))
+                index = (*[slice(None)] * axis, cut(tensor.shape[axis], (axis, number, place)))
                 tensor = tensor[index]
         return tensor
 
@@ -85,12 +86,13 @@ class Part:
         """Return a gradient, cut to `rows`, in the form that the parameter's `.grad` has."""
         shape = self.shape
         rows = len(range(shape[0])[self.rows]) if shape else 0
-        cut = self.kept(matrix.reshape(rows, *shape[1:]) if shape else matrix.reshape(()), whole_rows=False)
-        return wrapped(laid_out_as(local(self.own).detach(), cut), self.own)
+        own = self.kept(matrix.reshape(rows, *shape[1:]) if shape else matrix.reshape(()), whole_rows=False)
+        return wrapped(laid_out_as(local(self.own).detach(), own), self.own)
 
 
-def _cut(length: int, cut: tuple[int, int, int]) -> slice:
-    _, number, place = cut
+def cut(length: int, by: Cut) -> slice:
+    """Return this rank's part of an axis."""
+    _, number, place = by
     most = math.ceil(length / number)
     return slice(min(place * most, length), min((place + 1) * most, length))
 
@@ -306,7 +308,7 @@ class Division:
             each.reduce_dtype = dtype
 
 
-def _cuts(parameter: Tensor, ranks: set[tuple[int, ...]]) -> tuple[tuple[int, int, int], ...]:
+def _cuts(parameter: Tensor, ranks: set[tuple[int, ...]]) -> tuple[Cut, ...]:
     """Return how `fully_shard` divides a parameter over its dimensions with these ranks."""
     if not isinstance(parameter, DTensor):
         return ()
