@@ -226,7 +226,7 @@ def _column(table: Table, name: str) -> Column:
     unread: tuple[str, ...] = ()
     if kind == "id":
         others = {
-            word: n for word, n in counts.items() if word.lower() in UNKNOWN or (n > 1 and re.fullmatch("-9+", word))
+            word: n for word, n in counts.items() if word.lower() in UNKNOWN or (n > 1 and word.rstrip("9") == "-")
         }
     if kind == "levels":
         others = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS))
