@@ -312,9 +312,10 @@ class Recorder:
 
     def _judge_end(self) -> None:
         """Record whether trainings ended too early; the tests say whether the model is better than a guess."""
-        progress, found = self.progress, self.progress.study.pooled
-        reached, guess = (one and one.values.get("loss") for one in (found, found and progress.study.guess()))
+        progress, tested = self.progress, self.progress.study.pooled
+        losses = [one.values.get("loss") for one in (tested, progress.study.guess()) if one] if tested else []
         counts = progress.best_is_last, progress.measured, progress.unmeasured
+        reached, guess = losses or (None, None)
         guesses = reached is not None and guess is not None and reached >= guess
         progress.undertrained = undertrained(self._spec, *counts, guesses=guesses)
 

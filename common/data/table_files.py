@@ -91,8 +91,8 @@ def _empty(frame: pd.DataFrame) -> Array:
 
 def _at_end(rows: Array, count: int, most: int) -> Array:
     """Return those of some rows after which there are no others, at most so many."""
-    found = rows[rows == np.arange(count - len(rows), count)]
-    return found[max(0, len(found) - most) :]
+    found: Array = rows[rows == np.arange(count - len(rows), count)]
+    return rows[len(rows) - min(len(found), most) :]
 
 
 def _blank_lines(path: Path) -> int:

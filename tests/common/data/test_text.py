@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_a_text_too_long_says_how_long_the_longest_is(tmp_path: Path) -> None:
 def test_a_table_to_predict_that_does_not_exist_is_named_as_it_was_given(tmp_path: Path) -> None:
     schema = validate(TextData, SCHEMA)
     for given, named in ((tmp_path / "new.csv", tmp_path / "new.csv"), (tmp_path / "new", tmp_path / "new/notes.csv")):
-        assert str(refused(lambda given=given: read_text(given, schema, beside=()))).startswith(f"{named}: ")
+        assert str(refused(partial(read_text, given, schema, beside=()))).startswith(f"{named}: ")
 
 
 def test_rows_without_a_text_are_left_out_where_the_schema_says(tmp_path: Path) -> None:
