@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rankdad.common.data.cells import LIMIT
 from rankdad.common.data.compared import compared, is_pair, is_stand_in
 from rankdad.common.data.levels import ordered
-from rankdad.common.data.profile import MAX_LEVELS, TO_READ, Column
+from rankdad.common.data.profile import MAX_LEVELS, Column
 from rankdad.common.data.reading import BROKEN, shown, told_together
 from rankdad.common.errors import DataError, UserError, counted
 from rankdad.common.spec.patterns import escaped
@@ -263,8 +263,8 @@ def _no_input(name: str, found: Sequence[Hospital]) -> str | None:
         first = min((column.dates[0] for column in known.values() if column.dates), default="2000-01-01")
         offer = f'"dates": {{"{name}": {{"since": "{first}"}}}}'
         return f"it holds dates; to make it one, name it in data.features and add to data {offer}"
-    if any(remark.code == "free-text" for column in known.values() for remark in column.remarks):
-        return f"it holds {TO_READ}"
+    for remark in (one for column in known.values() for one in column.remarks if one.code == "free-text"):
+        return f"it holds {remark.text}"
     if "id" in kinds:
         return "it names rows"
     if "text" in kinds:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankdad.common.data.identifiers import MANY_VISITS
 from rankdad.common.data.levels import ordered, outcome_of
-from rankdad.common.data.profile import MANY_GAPS, MAX_LEVELS, TO_READ, WORDS, Column
+from rankdad.common.data.profile import MANY_GAPS, MAX_LEVELS, WORDS, Column
 from rankdad.common.data.reading import shown, told_together
 from rankdad.common.data.tables import no_column
 from rankdad.common.errors import DataError, UserError, counted
@@ -118,7 +118,8 @@ def guess_schema(consortium: Consortium, wishes: Wishes) -> Guess:
     inputs = choose_inputs(found, [name for name in everywhere if name not in taken], wishes.categorical)
     notes += inputs.notes
     if not inputs.features:
-        texts = "".join(f"; {note}" for note in inputs.notes if TO_READ in note)
+        remarks = [remark for name in everywhere if name != label for remark in found[0].columns[name].remarks]
+        texts = "".join(f"; column {one.column} holds {one.text}" for one in remarks if one.code == "free-text")
         problem = f"no column that all hospitals have is a number or categorical{texts}"
         raise DataError(found[0].place, problem, code="no-inputs", field="data.features")
     data["features"] = [escaped(name) for name in inputs.features]

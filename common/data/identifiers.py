@@ -72,6 +72,14 @@ def are_texts(rows: Mapping[str, int]) -> bool:
     return 2 * long > len(rows) and 2 * sum(count == 1 for count in rows.values()) > len(rows)
 
 
+def to_read(values: Mapping[str, int]) -> str:
+    """Return what a column of texts, or of names of text files, is for; "" for another."""
+    reader = 'a run on it has "reader": "text" (data.column, page docs/how-to/tables.md#texts)'
+    if all(value.lower().endswith(".txt") for value in values):
+        return f'names of text files: {reader}, and "holds": "file"'
+    return f"free text, no input beside others: {reader}" if are_texts(values) else ""
+
+
 class Digits(NamedTuple):
     """The form of numeric identifiers: smallest and largest length, and whether one starts with 0."""
 

@@ -23,6 +23,7 @@ from rankdad.common.data.identifiers import (
     counts_rows,
     digits_of,
     names_patients,
+    to_read,
 )
 from rankdad.common.data.joining import twice_written
 from rankdad.common.data.reading import BROKEN, BROKEN_ADVICE, MISSING, Array, shown
@@ -41,7 +42,6 @@ CODE = re.compile(r"[^\w+<>≤≥]+")  # codes for a missing value: ?, -, ., *
 # Words for a missing value among numbers; in other columns they may be a level.
 UNKNOWN = frozenset({"unknown", "unk", "missing", "unbekannt", "nk", "nd", "n.d.", "k.a.", "k. a.", "#null!"})
 NAMES_ROWS = "it identifies rows: not an input; make it data.key or data.group, or leave it out with data.exclude"
-TO_READ = "free text, no input beside others: a run on it has the reader text (data.reader, data.column)"
 NUMBER = re.compile(r"[+-]?[\d.,]*\d([eE][+-]?\d+)?")  # with a mark of any kind
 WORDS = frozenset({"none", "null"})  # count as missing, but may be levels
 FAR = 10.0  # distance of an outlier from the median, in interquartile ranges
@@ -225,7 +225,7 @@ def _column(table: Table, name: str) -> Column:
     others, stand_ins = dict[str, int](), dict[str, int]()
     unread: tuple[str, ...] = ()
     if kind == "id":
-        others = {word: n for word, n in counts.items() if word.lower() in UNKNOWN or (n > 1 and _stands_in(word))}
+        others = {one: n for one, n in counts.items() if one.lower() in UNKNOWN or (n > 1 and one.rstrip("9") == "-")}
     if kind == "levels":
         others = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS))
     if others:
@@ -267,8 +267,8 @@ def _column(table: Table, name: str) -> Column:
         say("number-expected", f"{sentence}: {advice}")
     if kind != "number" and (broken := [text for text in held if BROKEN.fullmatch(text)]):
         say("formula", f"{len(broken)} cells hold {shown(broken[0])} or the like, {BROKEN_ADVICE}")
-    if kind == "text" and are_texts(counts):
-        say("free-text", TO_READ)
+    if kind in ("id", "text") and (why := to_read(counts)):
+        say("free-text", why)
     if kind == "id":
         say("names-rows", NAMES_ROWS)
         for sentence in twice_written(held):
@@ -304,11 +304,6 @@ def _column(table: Table, name: str) -> Column:
         known=len(held),
         digits=digits_of(list(counts)) if kind == "id" else digits_of(held),
     )
-
-
-def _stands_in(text: str) -> bool:
-    """Return whether an identifier is a number such as -99, which may be a code for missing."""
-    return re.fullmatch("-9+", text) is not None
 
 
 def _thousands(table: Table, name: str) -> list[int]:

@@ -33,5 +33,5 @@ def test_rows_with_rare_values_are_recognised(tmp_path: Path, rare: str | float)
     assert not in_memory(run.samples.inputs).equal(in_memory(data.samples.inputs))
     write_trained_rows(tmp_path, run)
     everything = in_memory(data.samples.inputs)
-    for rows in (data.splits[-1].train, data.splits[-1].validation):
-        assert seen_rows(tmp_path, everything[rows]) == len(rows) > 0
+    for part in (data.splits[-1].train, data.splits[-1].validation):
+        assert seen_rows(tmp_path, everything[part]) == len(part) > 0

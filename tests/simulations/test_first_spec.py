@@ -270,4 +270,14 @@ def test_texts_of_small_hospitals_are_neither_inputs_nor_in_the_spec(tmp_path: P
     with pytest.raises(UserError) as raised:
         first_spec(tmp_path, "ill", exclude=("age",))
     assert (raised.value.code, raised.value.field) == ("no-inputs", "data.features")
-    assert "data.reader" in str(raised.value)
+    assert '"reader": "text"' in str(raised.value)
+
+
+def test_names_of_text_files_are_no_inputs_and_the_reader_is_named(tmp_path: Path) -> None:
+    for site in ("bonn", "kiel"):
+        (tmp_path / site).mkdir()
+        rows = [f"txt/{site}{row:04}.txt,{'yes' if row % 2 else 'no'}" for row in range(40)]
+        (tmp_path / site / "t.csv").write_text("\n".join(["file,ill", *rows]) + "\n")
+    with pytest.raises(UserError) as raised:
+        first_spec(tmp_path, "ill")
+    assert (raised.value.code, '"holds": "file"' in str(raised.value)) == ("no-inputs", True)
