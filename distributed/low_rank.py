@@ -223,8 +223,7 @@ class LowRank:
             folder: new, and the same for all ranks; torch.distributed.checkpoint writes its safetensors there.
 
         Raises:
-            RankdadError: added batches have not been exchanged yet.
-            UserError: there are files in the folder.
+            RankdadError: there are files in the folder, or added batches have not been exchanged yet.
         """
         self._check_exchanged("save")
         write(folder, self._seat, self._step, self._options, self._state, self._node_state, self._groups)
@@ -232,8 +231,7 @@ class LowRank:
     def load(self, folder: str | Path) -> None:
         """Restore the state from `save`; called at all ranks.
 
-        Fewer data-parallel ranks take the residuals of several. Otherwise steps go on as without the break, but for the
-        rounding of another division.
+        Fewer data-parallel ranks take the residuals of several. Another division of the model rounds differently.
 
         Raises:
             UserError: there is no such checkpoint, or it is of another model or other options.

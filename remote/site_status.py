@@ -55,3 +55,16 @@ def site_statuses(host: RunSession) -> list[SiteStatus]:
         SiteStatus(site, kind(site), rows(site), behind.get(site, 0), seconds.get(site), problems.get(site, ""))
         for site in p.sites
     ]
+
+
+def shown_state(one: SiteStatus, is_late: bool, ended: bool) -> str:
+    """Return a site's state in a few words."""
+    if one.kind == "stopped":
+        return f"cannot take part: {one.problem}"
+    if ended and one.kind != "absent":
+        return "done"
+    if one.kind == "absent":
+        return "not here yet"
+    if one.kind == "gone":
+        return "gone"
+    return "waiting for" if is_late else "late" if one.kind == "behind" or one.behind else "connected"

@@ -23,7 +23,7 @@ from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
 from rankdad.page.history import History
 from rankdad.remote.results.progress import AGGREGATOR, Epoch, Progress
 from rankdad.remote.results.run_summary import RunFigures
-from rankdad.remote.site_status import SiteStatus
+from rankdad.remote.site_status import SiteStatus, shown_state
 
 _log = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ class LiveView:
 def _table(site_statuses: Sequence[SiteStatus], now: Waiting, room: int, width: int, *, is_over: bool) -> Table:
     """Build a row for each site; if there is not enough room, awaited sites first."""
     late = set(now.sites) if now.seconds >= MIN_WAITING and not is_over else set()
-    states = {one.site: _state(one, one.site in late, is_over) for one in site_statuses}
+    states = {one.site: shown_state(one, one.site in late, is_over) for one in site_statuses}
     rows, rest = list(site_statuses), list[SiteStatus]()
     if len(rows) > room:
         rows.sort(key=lambda one: (one.site not in late, states[one.site] in ("connected", "done")))
@@ -289,18 +289,6 @@ def _table(site_statuses: Sequence[SiteStatus], now: Waiting, room: int, width: 
         grid.add_row(Text(f"… and {len(rest):,} more: {many}", no_wrap=True, overflow="ellipsis"))
         return grid
     return table
-
-
-def _state(one: SiteStatus, is_late: bool, ended: bool) -> str:
-    if one.kind == "stopped":
-        return f"cannot take part: {one.problem}"
-    if ended and one.kind != "absent":
-        return "done"
-    if one.kind == "absent":
-        return "not here yet"
-    if one.kind == "gone":
-        return "gone"
-    return "waiting for" if is_late else "late" if one.kind == "behind" or one.behind else "connected"
 
 
 def _epoch_line(p: RunFigures, epoch: Epoch, monitor: str) -> str:
