@@ -124,9 +124,7 @@ def test_a_form_and_two_tables_train_a_model(tmp_path: Path) -> None:
     shown = Iterations(tmp_path, patients(tmp_path)).go()
     assert shown["global_metrics"]["samples"] == 120
     assert shown["global_metrics"]["auc"] > 0.8
-    summary = json.loads((tmp_path / REMOTE / "output" / "run" / "summary.json").read_text())
-    (warning,) = shown["warnings"].values()  # of two steps an epoch, 40 epochs are too few, and nothing else is odd
-    assert warning[1:] == summary["undertrained"]["warning"][1:] + "."
+    assert list(shown["warnings"].values()) == ["none"]  # one epoch does not show whether the model still improves
     run = json.loads((tmp_path / REMOTE / "output" / "run" / "run.json").read_text())
     assert run["data"]["features"] == ["age", "dose"]
     assert run["data"]["values"] == ["F", "M"]

@@ -137,8 +137,8 @@ def test_every_class_that_is_hardly_found_is_named(name: str) -> None:
     task = {"name": name, "classes" if name == "classification" else "labels": 12}
     made = results({"north": draw(run_spec(task=task).task, 2000, 3)}, task)
     outputs, labels = draw(made.spec.task, 2000, 3)
-    outputs[:, 2:] -= 100
-    outputs[0, 2] += 200  # one of them is found, by chance
+    outputs[:, 2:] -= 20
+    outputs[0, 2] += 40  # one of them is found, by chance
     run = results({"north": (outputs, labels), "south": (outputs, labels)}, task)
     first = " ".join(verdict(run))
     kind = "class" if name == "classification" else "label"
