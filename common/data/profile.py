@@ -225,7 +225,7 @@ def _column(table: Table, name: str) -> Column:
     others, stand_ins = dict[str, int](), dict[str, int]()
     unread: tuple[str, ...] = ()
     if kind == "id":
-        others = {one: n for one, n in counts.items() if one.lower() in UNKNOWN or (n > 1 and one.rstrip("9") == "-")}
+        others = {one: n for one, n in counts.items() if one.lower() in UNKNOWN or (n > 1 and re.fullmatch("-9+", one))}
     if kind == "levels":
         others = dict(Counter(text for text in table.texts(name) if text.lower() in WORDS))
     if others:

@@ -62,7 +62,7 @@ def intervals(task: TaskSpec, total: Tally) -> dict[Metric, Interval]:
         task: what was predicted.
         total: tally of all samples, each predicted once by a model that has not seen it.
     """
-    part, found = parts(task, total), summarise(task, total).told
+    part, found = parts(task, total), summarise(task, total).reliable
     values, off = found.values, 0.0
     if part.samples == 0 or isinstance(task, LanguageModel):
         return {}

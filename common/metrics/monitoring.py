@@ -92,7 +92,7 @@ def measured_on(split: str, task: TaskSpec, monitor: Metric, total: Tally) -> Me
     """Compute metrics from the sums that sites send for a split of one training."""
     if split == "validation":
         return monitoring(task, monitor, total)
-    return summarise(task, of_one_test(task, total)).told
+    return summarise(task, of_one_test(task, total)).reliable
 
 
 def check_monitoring(task: TaskSpec, total: Tally) -> None:

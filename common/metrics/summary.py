@@ -35,7 +35,7 @@ class Metrics:
     absent: int = 0
 
     @property
-    def told(self) -> Metrics:
+    def reliable(self) -> Metrics:
         """The same without an AUC that may be off by more than `MOST_OFF`: its error alone."""
         return self if (self.auc_error or 0) <= MOST_OFF else replace(self, values=self.values | {"auc": None})
 

@@ -40,7 +40,6 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.ranks.pipeline import Stages
 from rankdad.local.ranks.tensor import divide
 
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # two gatherings are meant
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # their members are blocks
 
 
@@ -56,6 +55,7 @@ class DividedReplica(Replica):
     """
 
     def __init__(self, spec: RunSpec, model: nn.Module, mesh: DeviceMesh) -> None:
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # two gatherings are meant
         sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
         self._is_first, self._ranks = not mesh.get_rank(), mesh.size()
         self._batches = sizes.get("data", 1) * sizes.get("shard", 1)

@@ -87,7 +87,7 @@ class FoldMetrics:
         references: Mapping[str, Mapping[str, Tally]] = MappingProxyType({}),
     ) -> None:
         """Add one fold's test tallies: the model's, the baseline's, and the references' by name."""
-        pooled = summarise(self._task, of_one_test(self._task, reduce(add, models.values()))).told
+        pooled = summarise(self._task, of_one_test(self._task, reduce(add, models.values()))).reliable
         if pooled.samples:
             self._folds.append(pooled)
             if self._per_repeat and self._tests >= self._per_repeat * len(self._tallies["models"]):
@@ -140,7 +140,7 @@ class FoldMetrics:
         return [repeats[at] for at in self._complete_repeats if at < len(repeats)]
 
     def _mean(self, tallies: list[Tally]) -> Metrics:
-        return mean_metrics([summarise(self._task, one).told for one in tallies])
+        return mean_metrics([summarise(self._task, one).reliable for one in tallies])
 
     def guess(self, site: str | None = None) -> Metrics:
         """Return the metrics of the baseline, with its AUC: samples in one bin are ties."""

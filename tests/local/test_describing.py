@@ -105,6 +105,12 @@ def test_a_number_that_stands_for_none_is_suspected_and_others_are_not(values: A
     assert [(remark.code, remark.value) for remark in column.remarks] == [("stand-in", each) for each in suspected]
 
 
+def test_an_identifier_of_nines_may_be_missing_and_a_dash_is_none() -> None:
+    ids = [*(f"K{place:04}" for place in range(80)), "-99", "-99", "-", "-"]
+    (column,) = profile_of(Table("here", pd.DataFrame({"patient": ids}))).columns
+    assert (column.kind, dict(column.others)) == ("id", {"-99": 2})
+
+
 def test_only_what_cannot_be_measured_is_read_as_missing() -> None:
     """-9 in many rows of a skewed column, and 9 beside 0 and 1, were taken for measured values."""
     cells = {"sure": [*SKEWED, -9, -9], "once": [*SKEWED, SKEWED[0], -9], "pair": [*[0, 1] * 50, 9, 9]}

@@ -84,7 +84,7 @@ def test_an_auc_that_may_be_far_off_is_none_and_there_is_no_average_precision(pe
         assert found.auc_error is not None
         one = risk_summary(Risks.plain(part.scores[1], 0.0), part.loss, part.order[1] + part.across[1])
         assert one["average_precision"] is one["average_precision_error"] is None
-        gone = [found.told.values["auc"] is None, one["auc"] is None, "auc" not in intervals(TWO, total)]
+        gone = [found.reliable.values["auc"] is None, one["auc"] is None, "auc" not in intervals(TWO, total)]
         assert gone == [found.auc_error > MOST_OFF] * 3
         none += gone[0]
     assert (none > 0) == (people < 60)
