@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_SITES = 10  # whose logs are looked at
 WARNED = " WARNING "  # in a line of a log
+EVENED = "(min_level)"  # what a policy evens out is usual, and the run's own warnings have it
 
 
 def mount(app: typer.Typer) -> None:
@@ -163,7 +164,7 @@ def _warned(directory: Path, sites: Sequence[str]) -> Iterator[str]:
     logs = {site: directory / "sites" / site / "log.txt" for site in sites[:MAX_SITES]}
     for site, log in ((site, log) for site, log in logs.items() if log.is_file()):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        own = [line.split(WARNED, 1)[1] for line in lines if WARNED in line]
+        own = [line.split(WARNED, 1)[1] for line in lines if WARNED in line and EVENED not in line]
         if found := list(dict.fromkeys(line.partition(": ")[2] for line in own)):
             more = f" ({len(found) - 1} more in {log})" * (len(found) > 1)
             yield visible(f"note:    {site}: {found[0]}{more}", MAX_LINE)

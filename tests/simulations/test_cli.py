@@ -28,7 +28,7 @@ def rankdad(*words: object) -> Result:
 def test_the_log_of_each_site_has_its_first_warning_printed(tmp_path: Path) -> None:
     for site, lines in {
         "a": ["INFO r/a: ok", *["WARNING r/a: t.csv: row 3: empty", "WARNING r/a: x"] * 2],
-        "b": [],
+        "b": ["WARNING r/b: 6 rows: values that fewer than 3 samples have are replaced by usual ones (min_level): x"],
     }.items():
         (tmp_path / "sites" / site).mkdir(parents=True)
         text = "".join(f"2026-11-30 05:02:47 {line}\n" for line in lines)
