@@ -87,10 +87,10 @@ WAYS = ("LowRank", "low_rank_hook")
 def backward_of(way: str, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
     """Return what leaves gradients of all ranks in a model."""
     if way == "LowRank":
-        sync = LowRank(model, rank=4)
+        sync = LowRank(model, rank=4, wire="float32")
         return lambda x, y: sync.backward(F.cross_entropy(model(x), y), weight=len(y))
     ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(LowRankState(model, rank=4), low_rank_hook)
+    ddp.register_comm_hook(LowRankState(model, rank=4, wire="float32"), low_rank_hook)
     return lambda x, y: F.cross_entropy(ddp(x), y).backward()
 
 

@@ -343,9 +343,9 @@ def sent_in_a_step(way: str, widths: tuple[int, ...]) -> tuple[float, str]:
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())))
     ddp, steps = DistributedDataParallel(model, bucket_cap_mb=1000), 5
-    sync = LowRank(model, rank=4) if way == "LowRank" else None
+    sync = LowRank(model, rank=4, wire="float32") if way == "LowRank" else None
     if way == "low_rank_hook":
-        ddp.register_comm_hook(LowRankState(model, rank=4), low_rank_hook)
+        ddp.register_comm_hook(LowRankState(model, rank=4, wire="float32"), low_rank_hook)
     if way == "powerSGD_hook":
         ddp.register_comm_hook(PowerSGDState(None, 4, start_powerSGD_iter=2), powerSGD_hook)
 
