@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError, UserError, one_line
 from rankdad.common.spec.model import HuggingFace
@@ -23,7 +23,7 @@ LOADS = frozenset(
 )
 
 PROBED = 128  # tokens of the texts that a network is tried with, or two texts
-SHORT = 4  # tokens of two texts more: many tokens use all rows if there are few
+SHORT, PADDED = 4, 16  # tokens of two texts more, and their length: many tokens use all rows if there are few
 
 
 class HuggingFaceNetwork(nn.Module):
@@ -111,11 +111,12 @@ def used_by_some(model: nn.Module, tokens: int, length: int) -> str | None:
     }
     name = None
     model.eval()
-    for few, count in ((2, min(SHORT, length)), (max(2, PROBED // length), length)):
+    short = 2, min(SHORT, length), min(PADDED, length)
+    for few, count, whole_length in (short, (max(2, PROBED // length), length, length)):
         text = torch.randint(lowest, tokens, (few * count,), generator=generator)
         found = list[dict[str, Tensor]]()
         for order in (torch.arange(len(text)), torch.randperm(len(text), generator=generator)):
-            padded = F.pad(text[order].view(few, count), (0, length - count), value=PADDING)
+            padded = F.pad(text[order].view(few, count), (0, whole_length - count), value=PADDING)
             outputs = functional_call(model, weights, padded)
             toward = torch.empty(outputs.shape).uniform_(-1, 1, generator=generator)
             given = torch.autograd.grad((outputs * toward).sum(), list(weights.values()), allow_unused=True)
