@@ -28,6 +28,7 @@ from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LanguageModel
+from rankdad.common.spec.text import TextData
 from rankdad.local.augmentation import augmenting
 from rankdad.local.batch import StepBatch, with_usual_tokens
 from rankdad.local.evaluation import outputs_of
@@ -50,7 +51,7 @@ class Passes:
         index: of the site in the plan.
         ranks: that share the site's batches; by default the site has one process.
         sharing: least number of patients that share a batch's gradient; see `common.privacy.shares`.
-        fewest: patients of a batch that are enough for a tokenizer's token, or a length of texts, to travel.
+        fewest: patients of a batch that are enough for a token, unless it is a byte, or a place of texts to travel.
 
     Attributes:
         evened: batches scaled so that no patient has more than their share.
@@ -70,8 +71,9 @@ class Passes:
         fewest: int = 1,
     ) -> None:
         self._fewest = fewest
-        listed, placed = getattr(spec.data, "tokenizer", None), getattr(spec.model, "positions", "") != "rope"
-        self._named = {"of_tokens": listed is not None, "places": spec.data.tokens is not None and placed}
+        texts, placed = spec.data.tokens is not None, getattr(spec.model, "positions", "") != "rope"
+        of_bytes = isinstance(spec.data, TextData) and spec.data.tokenizer is None
+        self._named = {"of_tokens": texts and not of_bytes, "places": texts and placed}
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0

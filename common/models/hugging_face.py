@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError, UserError, one_line
 from rankdad.common.spec.model import HuggingFace
@@ -21,6 +23,7 @@ LOADS = frozenset(
 )
 
 PROBED = 128  # tokens of the texts that a network is tried with, or two texts
+SHORT, PADDED = 4, 16  # tokens of two texts more, and their length: many tokens use all rows if there are few
 
 
 class HuggingFaceNetwork(nn.Module):
@@ -97,28 +100,36 @@ def used_by_some(model: nn.Module, tokens: int, length: int) -> str | None:
 
     Such a row, as of hashed n-grams or of one of many experts, says that a step's texts have certain words. Units of
     linear layers may do so by chance, and are limited by each patient's share. Weights are random ones, because initial
-    ones might be 0.
+    ones might be 0, and as large as lets other tokens decide about a row.
     """
     generator = torch.Generator().manual_seed(0)
-    few, lowest = max(2, PROBED // length), min(SPECIAL, tokens - 1)
-    text = torch.randint(lowest, tokens, (few * length,), generator=generator)
+    lowest = min(SPECIAL, tokens - 1)
     whole = {name for name, module in model.named_modules() if type(module).__name__ in ("Linear", "Conv1D")}
-    found = list[dict[str, Tensor]]()
     weights = {
-        name: torch.empty(value.shape).uniform_(-0.1, 0.1, generator=generator).requires_grad_()
-        for name, value in model.named_parameters()
+        name: torch.empty(own.shape).uniform_(-_largest(own), _largest(own), generator=generator).requires_grad_()
+        for name, own in model.named_parameters()
     }
+    name = None
     model.eval()
-    for order in (torch.arange(len(text)), torch.randperm(len(text), generator=generator)):
-        outputs = functional_call(model, weights, text[order].view(few, length))
-        toward = torch.empty(outputs.shape).uniform_(-1, 1, generator=generator)
-        given = torch.autograd.grad((outputs * toward).sum(), list(weights.values()), allow_unused=True)
-        used = ((name, torch.zeros(1) if own is None else own.ne(0)) for name, own in zip(weights, given, strict=True))
-        found.append(
-            {
-                name: own.flatten(1).any(1) if own.ndim > 1 and name.rpartition(".")[0] not in whole else own.any()
-                for name, own in used
-            }
-        )
+    short = 2, min(SHORT, length), min(PADDED, length)
+    for few, count, whole_length in (short, (max(2, PROBED // length), length, length)):
+        text = torch.randint(lowest, tokens, (few * count,), generator=generator)
+        found = list[dict[str, Tensor]]()
+        for order in (torch.arange(len(text)), torch.randperm(len(text), generator=generator)):
+            padded = F.pad(text[order].view(few, count), (0, whole_length - count), value=PADDING)
+            outputs = functional_call(model, weights, padded)
+            toward = torch.empty(outputs.shape).uniform_(-1, 1, generator=generator)
+            given = torch.autograd.grad((outputs * toward).sum(), list(weights.values()), allow_unused=True)
+            found.append({})
+            for own, grad in zip(weights, given, strict=True):
+                used = torch.zeros(1, dtype=torch.bool) if grad is None else grad.ne(0)
+                by_row = used.ndim > 1 and own.rpartition(".")[0] not in whole
+                found[-1][own] = used.flatten(1).any(1) if by_row else used.any()
+        name = name or next((own for own, rows in found[0].items() if not torch.equal(rows, found[1][own])), None)
     model.train()
-    return next((name for name, rows in found[0].items() if not torch.equal(rows, found[1][name])), None)
+    return name
+
+
+def _largest(weights: Tensor) -> float:
+    """Return the largest random weight with which a layer's outputs are about as large as its inputs."""
+    return math.sqrt(3 / max(1, weights.shape[-1])) if weights.ndim > 1 else 1.0

@@ -1,8 +1,8 @@
 """Rare tokens and lengths: those of few patients' texts, whose rows of a gradient would be about these texts alone.
 
-At a site, a token that fewer than `min_level` patients have becomes the unknown one, and a text ends where fewer have
-any token. In a step, so does a token of a tokenizer that fewer than `min_rows` patients of its batch have, and texts
-end where fewer of these have one, unless the network has no row for a place.
+At a site, a token that fewer than `min_level` patients have becomes the unknown one, and a place where fewer have any
+token becomes padding. In a step, so does a token, unless it is a byte, that fewer than `min_rows` patients of its batch
+have, and a place where fewer of these have one, unless the network has no row for a place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rankdad.common.spec.text import PADDING, SPECIAL, UNKNOWN
 
-Usual = tuple[Tensor | None, int | None]  # the token for each token, and the number of tokens of the longest texts
+Usual = tuple[Tensor | None, Tensor | None]  # the token for each token, and whether to keep each place of texts
 
 
 def without_rare_tokens(tokens: Tensor, people: Tensor | None, fewest: int) -> Tensor:
@@ -31,16 +31,16 @@ def without_rare_tokens(tokens: Tensor, people: Tensor | None, fewest: int) -> T
 
 
 def usual(tokens: Tensor, people: Tensor | None, fewest: int, *, of_tokens: bool = True, places: bool = True) -> Usual:
-    """Return what replaces rare tokens, and how long texts may be, without one of them if it should stay."""
-    longest = length_of_most(tokens, people, fewest) if places else None
-    left = tokens if longest is None else shortened(tokens, longest)
-    return usual_tokens(left, people, fewest) if of_tokens else None, longest
+    """Return what replaces rare tokens, and which places to keep, without one of them if all should stay."""
+    places_kept = places_of_most(tokens, people, fewest) if places else None
+    left = tokens if places_kept is None else cut(tokens, places_kept)
+    return usual_tokens(left, people, fewest) if of_tokens else None, places_kept
 
 
 def replaced(tokens: Tensor, usual: Usual) -> Tensor:
-    """Return texts with other tokens, and of at most a length."""
-    of_each, longest = usual
-    tokens = tokens if longest is None else shortened(tokens, longest)
+    """Return texts with other tokens, and without some places."""
+    of_each, places = usual
+    tokens = tokens if places is None else cut(tokens, places)
     return tokens if of_each is None else of_each.to(tokens.device)[tokens]
 
 
@@ -50,20 +50,24 @@ def kept(tokens: Tensor, usual: Usual) -> float:
     return known / max(1, whole + int((tokens == UNKNOWN).sum()))
 
 
-def shortened(tokens: Tensor, longest: int) -> Tensor:
-    """Return texts of at most a number of tokens, padded."""
-    beyond = torch.arange(tokens.shape[1], device=tokens.device) >= longest
-    return tokens.masked_fill(beyond, PADDING)
+def cut(tokens: Tensor, places: Tensor) -> Tensor:
+    """Return texts with padding where `places`, bool [length], is false."""
+    return tokens.masked_fill(~places.to(tokens.device), PADDING)
 
 
-def length_of_most(tokens: Tensor, people: Tensor | None, fewest: int) -> int:
-    """Return the length that texts of at least `fewest` patients have, at least 1; see `without_rare_tokens`."""
+def places_of_most(tokens: Tensor, people: Tensor | None, fewest: int) -> Tensor:
+    """Return where texts of at least `fewest` patients, or of all if these are fewer, have a token, bool [length].
+
+    Padding may stand before texts or behind them. The first place stays, so that no text that begins there is empty.
+    """
     if fewest < 2 or not len(tokens):
-        return tokens.shape[1]
-    places = torch.arange(1, tokens.shape[1] + 1)
-    lengths, whose = ((tokens != PADDING) * places).amax(1), _whose(tokens, people)
-    of_people = torch.zeros(int(whose.max()) + 1, dtype=torch.int64).scatter_reduce_(0, whose, lengths, "amax")
-    return max(1, int(of_people.sort(descending=True).values[min(fewest, len(of_people)) - 1]))
+        return torch.ones(tokens.shape[1], dtype=torch.bool)
+    whose = _whose(tokens, people)
+    texts = torch.zeros(int(whose.max()) + 1, tokens.shape[1], dtype=torch.int64)
+    with_token = texts.index_add_(0, whose, (tokens != PADDING).long()).gt(0).sum(0)
+    kept = with_token >= min(fewest, len(texts))
+    kept[0] |= bool((tokens[:, 0] != PADDING).all())
+    return kept
 
 
 def usual_tokens(tokens: Tensor, people: Tensor | None, fewest: int) -> Tensor:

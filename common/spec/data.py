@@ -61,7 +61,8 @@ class NpzData(Part):
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Factor for inputs (1/255 for bytes)."""
     tokens: PositiveInt | None = None
-    """Number of distinct tokens, for whole-number inputs of an embedding; null for real inputs."""
+    """Number of distinct tokens, for whole-number inputs of an embedding, with 0 for padding and 1 for the unknown one;
+    null for real inputs."""
 
 
 class TableData(Tabular):

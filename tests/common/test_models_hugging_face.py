@@ -100,9 +100,28 @@ HASHED: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {"num_experts": 200, "num_experts_per_tok": 1, "moe_intermediate_size": 4}
 
 
-@pytest.mark.parametrize(("architecture", "config"), [("blt", HASHED), ("qwen3_moe", PART | EXPERTS)])
+MANY: dict[str, Any] = {"encoder_hash_byte_group_vocab": 12, "encoder_hash_byte_group_nb_functions": 100}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("blt", HASHED),
+        ("blt", HASHED | MANY),
+        ("qwen3_moe", PART | EXPERTS),
+        ("mixtral", PART | {"num_local_experts": 9}),
+    ],
+)
 def test_weights_that_few_words_use_are_refused(architecture: str, config: dict[str, Any]) -> None:
     """A hashed n-gram's row told whether a step's texts had a surname."""
     pytest.importorskip("transformers")
     found = fault(lambda: build_model(spec_of(architecture, LANGUAGE, config=config)))
     assert found[:2] == ("architecture-unsuitable", "model.architecture")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "roberta", "gpt_neox", "electra"])
+@pytest.mark.parametrize("task", [CLASSES, LANGUAGE])
+def test_usual_architectures_are_built(architecture: str, task: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    config = {key: value for key, value in PART.items() if key != "num_key_value_heads"}
+    build_model(spec_of(architecture, task, config=config | {"num_hidden_layers": 2}))

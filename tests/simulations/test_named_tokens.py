@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from rankdad.local.observer import Observer
 from rankdad.simulations.lockstep import run
 from tests.common.faults import fault
 from tests.conftest import run_spec
-from tests.texts import CLASSES, SITES, notes, text_spec, write_notes
+from tests.texts import CLASSES, MODEL, SITES, notes, text_spec, write_notes
 
 NAME, COMMON = "Ωμέγα", "today"
 POLICY = Policy(keyed_folds=True)
@@ -126,6 +127,8 @@ def test_rare_tokens_become_unknown_by_patient() -> None:
         ([[2, 9, 8, 3], [2, 9, 7, 3], [2, 9, 7, 3]], [[2, 9, 9, 3], [2, 9, 7, 3], [2, 9, 7, 3]]),  # one unknown token
         ([[2, 9, 9, 9], [2, 9, 3, 0], [2, 9, 3, 0]], [[2, 9, 9, 0], [2, 9, 3, 0], [2, 9, 3, 0]]),  # one long text
         ([[2, 9, 9, 3], [2, 9, 9, 9], [2, 9, 9, 9]], [[2, 9, 9, 9]] * 3),  # one text that ends
+        ([[9, 9, 9, 3], [0, 2, 9, 3], [0, 2, 9, 3]], [[0, 9, 9, 3], [0, 2, 9, 3], [0, 2, 9, 3]]),  # padding before
+        ([[9, 9, 9, 9], [9, 0, 9, 9], [9, 0, 9, 9]], [[9, 0, 9, 9]] * 3),  # and within
     ],
 )
 def test_no_row_is_about_one_patients_text(texts: list[list[int]], expected: list[list[int]]) -> None:
@@ -148,6 +151,28 @@ def test_places_that_few_texts_reach_do_not_travel(
         data[site] = read_site(spec, write_notes(tmp_path / site, rows), place)
     run(spec, data, tmp_path / "run", policies=dict.fromkeys(data, POLICY))
     assert bool(torch.stack(sent)[:, 40:].any()) == (longer > 5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "own"), [("positions", slice(4, 20)), ("embed.weight", slice(99, None))], indirect=["sent"]
+)
+def test_arrays_of_tokens_travel_as_texts_do(tmp_path: Path, sent: Sent, own: slice) -> None:
+    """The first places of the only long text travelled where padding stands before texts, and so did rare tokens."""
+    array, model = {"reader": "npz", "shape": [32], "tokens": 300}, MODEL | {"positions": "learned"}
+    spec, data = run_spec(data=array, model=model, **SIZES, federation={"sites": list(SITES)}), {}
+    for place, site in enumerate(SITES):
+        texts = np.random.default_rng(place).integers(4, 40, (44, 32))
+        texts[5:, :20] = 0
+        texts[1:, :4] = 0
+        texts[:5, 25] = 99
+        (tmp_path / site).mkdir()
+        np.savez(tmp_path / site / "data.npz", x=texts, y=np.arange(44) % 2)
+        data[site] = read_site(spec, tmp_path / site, place)
+    policy = POLICY.model_copy(update={"vocabularies": None})
+    run(spec, data, tmp_path / "run", policies=dict.fromkeys(data, policy))
+    sizes = torch.stack(sent)
+    assert sizes[:, 20:40].any()
+    assert not sizes[:, own].any()
 
 
 @pytest.mark.parametrize("rare", [{7: NAME}, dict(enumerate(NAME))])  # cut, or unknown in several texts
