@@ -101,12 +101,12 @@ def check_step(
         owner = _steps(spec, LARGER_STEPS)
         raise refusal(spec.method.rank_field, asks, allows, change, MORE_ROWS, owner=owner)
     (name, units), half = most_units(plan), 2 * (policy.rank(count) or 0)
-    if units > half:
+    if units > half and not spec.method.reduces_dense:
         noun = spec.group_noun if spec.grouped else "sample"
         asks = f"sends the gradient of {name} whole, of {units} units, for steps of {counted(count, noun)} here"
         allows = f"at most {half} (rows_per_rank {policy.rows_per_rank})"
         change = _fewer_per_row(count, -(-units // 2))
-        owner, rows = "rank-dad" if spec.method.whole else "a lower rank", policy.rows_per_rank or 0
+        owner, rows = "rank-dad", policy.rows_per_rank or 0
         owner += f", at most {half} units, or steps of at least {counted(-(-units // 2) * rows, noun)},"
         raise refusal(spec.method.rank_field, asks, allows, change, WHOLE, owner=owner)
 
@@ -308,7 +308,7 @@ def largest_whole(plan: Plan) -> tuple[str, int]:
 
 def most_units(plan: Plan) -> tuple[str, int]:
     """Return the layer with most distinguishable units among dense gradients, and their number; ("", 0) for none."""
-    each = [(r.matrix[0] if r.linear else min(r.matrix), r.name) for r in plan.routes if r.dense]
+    each = [(r.units, r.name) for r in plan.routes if r.dense]
     units, name = max(each, key=lambda one: one[0], default=(0, ""))
     return name, units
 

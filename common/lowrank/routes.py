@@ -57,6 +57,15 @@ class Route:
         return out, math.prod(self.shape) // max(out, 1) + (self.bias is not None)
 
     @property
+    def units(self) -> int:
+        """Number of units, or of directions, that the matrix can tell apart."""
+        return self.matrix[0] if self.linear else min(self.matrix)
+
+    def whole(self, rows: int) -> bool:
+        """Return whether a policy that allows so many rows of a layer allows the whole matrix."""
+        return self.units <= 2 * rows
+
+    @property
     def projected(self) -> tuple[int, int] | None:
         """Shape of the parameter alone as a matrix, if its second moment can be factored; None for a vector."""
         out, columns = self.matrix

@@ -27,6 +27,7 @@ class MethodOptions(Part):
         updates_are_factors: whether the update has singular values.
         joins_later: whether a late contribution may be added to a later step.
         tuned: whether `tuning.rank` may have lower ranks than its own.
+        reduces_dense: whether a site's limit on rows also holds for a gradient that is sent as a matrix.
         fixed_rows: whether it always sends as many directions as its rank.
         rank_field: the spec's field that limits what is sent.
         stands_for: presets that are accepted as its name.
@@ -39,6 +40,7 @@ class MethodOptions(Part):
     updates_are_factors: ClassVar[bool] = False
     joins_later: ClassVar[bool] = False
     tuned: ClassVar[bool] = False
+    reduces_dense: ClassVar[bool] = False
     fixed_rows: ClassVar[bool] = False
     rank_field: ClassVar[str] = "method.rank"
     stands_for: ClassVar[tuple[str, ...]] = ()

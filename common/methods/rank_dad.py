@@ -59,6 +59,7 @@ class RankDad(LocalSteps):
     updates_are_factors: ClassVar[bool] = True
     joins_later: ClassVar[bool] = True
     tuned: ClassVar[bool] = True
+    reduces_dense: ClassVar[bool] = True
     stands_for: ClassVar[tuple[str, ...]] = ("converged",)
 
     name: Literal["rank-dad"]
@@ -226,10 +227,11 @@ class RankDadMethod(Method):
             # spi finds rows one by one, and would spend as much time on each that is only kept.
             behind = 0 if self._spec.reducer == "spi" else rows[-1]
             limit = _limit(route, up, max_rows)
-            limit = 0 if route.name in waits and limit is not None else limit
+            limit = 0 if route.name in waits and not route.dense else limit
             found = self._components(route, matrix, limit, behind, state, derive(seed, route.name))
             components.append(found)
-            sent.append(found.leading(self._rows_to_send(found, limit)) if isinstance(found, Factor) else found)
+            leading = found.leading(self._rows_to_send(found, limit)) if isinstance(found, Factor) else found
+            sent.append(leading.gradient() if route.dense and isinstance(leading, Factor) else leading)
         if not feedback:
             return tuple(sent), {}
         exact = [self._lossless(value) for value in sent]
@@ -239,12 +241,12 @@ class RankDadMethod(Method):
         return tuple(sent), {
             route.name: self._residual(matrix, leading, part, as_applied, kept, share)
             for route, matrix, leading, kept, part, as_applied in parts
-            if route.up is not None or not self._lossless(matrix)
+            if route.up is not None or route.name in residuals or as_applied is not matrix
         }
 
     def _meant(self, route: Route, value: Matrix, residual: Matrix | None, share: float) -> Matrix:
         """Return gradient plus residual: rows if the residual is rows, otherwise a new matrix."""
-        if route.up is None and self._lossless(value):
+        if route.up is None and residual is None and self._lossless(value):
             return value
         if route.residual is not None and isinstance(value, Factor) and not isinstance(residual, Tensor):
             return plus_rows(value, residual, share)
@@ -325,9 +327,13 @@ class RankDadMethod(Method):
 
 
 def _limit(route: Route, up: bool, max_rows: int | None) -> int | None:
-    """Return the limit on a parameter's rows; None if it is dense."""
+    """Return the limit on a parameter's rows; None if its matrix is sent whole."""
     limit = route.up if up else route.down
-    return limit if limit is None or max_rows is None else min(limit, max_rows)
+    if max_rows is None:
+        return limit
+    if limit is None:
+        return None if route.whole(max_rows) else max_rows
+    return min(limit, max_rows)
 
 
 def _compacted(residual: Matrix, rows: int | None) -> Matrix:

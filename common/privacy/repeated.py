@@ -8,7 +8,7 @@ reveal their patients and are not counted; nor are sums that do not depend on we
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,13 +68,14 @@ def numbers_of_epoch(task: TaskSpec, monitor: Metric) -> int:
     return loss + others.get(monitor, max(0, moments - OF_LABELS))
 
 
-def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: bool) -> int:
+def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: bool, reduces: bool = False) -> int:
     """Return how many numbers a step sends about a batch.
 
     Args:
         routes: of the counted gradients.
         rows: the policy's limit for a layer; None for no limit.
         projections: whether a pair is sent for every matrix.
+        reduces: whether the limit also holds for dense gradients.
     """
     count = MEASURES
     for route in routes:
@@ -85,6 +86,8 @@ def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: b
         elif route.up is not None:
             most = route.up if rows is None else min(route.up, rows)
             sent = min(sent, most * (out + columns))
+        elif reduces and rows is not None and not route.whole(rows):
+            sent = min(sent, rows * (out + columns))
         count += sent + sum(route.projected or ()) * projections
     return count
 
@@ -97,12 +100,17 @@ def numbers_a_cell(rows_per_rank: int | None) -> float:
     return math.inf if rows_per_rank is None else NUMBERS / rows_per_rank
 
 
-def rows_for_cells(routes: Sequence[Route], most: int, numbers: float, *, projections: bool) -> int:
+def rows_for_cells(of_step: Callable[[int], int], most: int, numbers: float) -> int:
     """Return the largest number of rows of a layer, up to `most`, for which a step sends at most `numbers`.
 
     0 if the dense gradients alone are too many, or exactly as many.
+
+    Args:
+        of_step: returns how many numbers a step sends, given a limit on rows.
+        most: limit on rows.
+        numbers: that a step may send.
     """
-    while most and numbers_of_step(routes, most, projections=projections) > numbers:
+    while most and of_step(most) > numbers:
         most -= 1
     return most
 

@@ -169,20 +169,23 @@ class StepNumbers:
         routes: of the run, without redundant parts: gradients of constant columns, and of one of several classes,
             because the deltas of all classes add up to 0.
         projections: whether a pair is sent for every matrix.
+        reduces: whether the method also reduces dense gradients to a limit on rows.
         cells: per sample, compared with a step's numbers; 0 for texts and constant data.
     """
 
     policy: Policy
     routes: tuple[Route, ...]
     projections: bool
+    reduces: bool
     cells: float
 
     @classmethod
     def of(cls, policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> StepNumbers:
         """Compute the numbers of a site in a run."""
+        sent = spec.training.sends_projections, spec.method.reduces_dense
         routes, inputs, width = list(plan.routes), data.samples.inputs, math.prod(spec.data.shape)
         if spec.data.tokens is not None or policy.rows_per_rank is None:
-            return cls(policy, plan.routes, spec.training.sends_projections, 0)
+            return cls(policy, plan.routes, *sent, 0)
         several = int(varies(inputs).sum()) if isinstance(inputs, Tensor) else width
         first = next((at for at, one in enumerate(routes) if one.shape[1:] == (width,)), None)
         if first is not None:
@@ -192,7 +195,7 @@ class StepNumbers:
             out, *others = routes[last].shape
             routes[last] = replace(routes[last], shape=(out - (out == spec.task.outputs > 1), *others))
         cells = cells_of_row(spec, data) * _changed(data) if several else 0
-        return cls(policy, tuple(routes), spec.training.sends_projections, cells)
+        return cls(policy, tuple(routes), *sent, cells)
 
     def most(self, samples: int) -> float:
         """Return how many numbers a step of this many samples may send."""
@@ -201,15 +204,18 @@ class StepNumbers:
     def rows(self, samples: int) -> int | None:
         """Return how many rows of a layer a step of this many samples may send; None for no limit."""
         rows = self.policy.rank(samples)
-        return rows and rows_for_cells(self.routes, rows, self.most(samples), projections=self.projections)
+        return rows and rows_for_cells(self._of, rows, self.most(samples))
 
     def sent(self, samples: int) -> int:
         """Return how many numbers a step of this many samples sends."""
-        return numbers_of_step(self.routes, self.rows(samples), projections=self.projections)
+        return self._of(self.rows(samples))
 
     def least(self, spec: RunSpec) -> int:
         """Return the least number of numbers in a step of any size."""
-        return numbers_of_step(self.routes, fewest_rows_sent(spec), projections=self.projections)
+        return self._of(fewest_rows_sent(spec))
+
+    def _of(self, rows: int | None) -> int:
+        return numbers_of_step(self.routes, rows, projections=self.projections, reduces=self.reduces)
 
 
 def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, samples: int) -> None:

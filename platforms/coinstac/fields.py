@@ -6,6 +6,7 @@ a box.
 
 from __future__ import annotations
 
+from rankdad.common.spec.solver import DEFAULT
 from rankdad.platforms.coinstac.form import FormField, columns, document, label, network, rate
 
 NEW, GIVEN, TEST = "random weights", "a trained model", "a trained model, test only"  # initial weights
@@ -125,8 +126,8 @@ OWNER = (
         "rank",
         "Rank",
         "number",
-        2,
-        "Maximum number of rows that rank-dad or powersgd sends for every layer.",
+        DEFAULT.rank,
+        "Maximum number of rows that rank-dad or powersgd sends for every layer; rank-dad sends them in int8.",
         minimum=1,
     ),
     FormField(

@@ -13,6 +13,7 @@ from typing import Any
 from rankdad.common.documents import problems, shown
 from rankdad.common.errors import SpecError
 from rankdad.common.spec import RunSpec
+from rankdad.common.spec.solver import DEFAULT
 from rankdad.platforms.coinstac.fields import FIELDS, NEW
 from rankdad.platforms.coinstac.form import Problem
 
@@ -169,7 +170,9 @@ def _draft(values: Mapping[str, Any]) -> dict[str, Any]:
         }
         | ({"batch_size": values["batch_size"]} if values["batch_size"] else {})
         | ({"early_stopping": {"patience": values["patience"]}} if values["patience"] else {}),
-        "method": {"name": values["method"]} | ({} if values["method"] == "dsgd" else {"rank": values["rank"]}),
+        "method": {"name": values["method"]}
+        | ({} if values["method"] == "dsgd" else {"rank": values["rank"]})
+        | ({"wire": DEFAULT.wire} if values["method"] == DEFAULT.name else {}),
         "federation": {},
     }
 

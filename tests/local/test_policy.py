@@ -42,13 +42,13 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = [  #
     ({"max_rank": 2}, {"name": "dsgd"}, "method.name", {"max_rank": 8}),
     ({"rows_per_rank": 9}, RANK_DAD, "method.rank", {"rows_per_rank": 8}),
     (POWERSGD, {"name": "powersgd", "rank": 3}, "method.rank", {"rows_per_rank": 2}),
-    ({"rows_per_rank": 8}, RANK_DAD | {"rank": 3}, "method.rank", {"rows_per_rank": 4}),
     ({"min_rows": 9}, RANK_DAD, "training.batch_size", {"min_rows": 8}),
     ({"max_upload": 675}, RANK_DAD, "method", {"max_upload": 676}),
 ]
 ALLOWED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, RANK_DAD),
     ({}, {"name": "rank-dad", "rank": 4}),  # of 8 samples it sends two rows
+    ({"rows_per_rank": 8}, RANK_DAD | {"rank": 3}),  # and of a matrix that is smaller than its factors one
     (POWERSGD, {"name": "powersgd", "rank": 2}),
     (POWERSGD | {"rows_per_rank": None}, {"name": "powersgd", "rank": 16}),
     ({"rows_per_rank": None}, {"name": "dsgd"}),

@@ -24,7 +24,8 @@ from tests.platforms.test_nodes import always, never
 
 CLIENTS = ("c1", "b2", "a3")
 NUMBER: dict[str, Any] = {"task": "regression", "label": "dose", "features": "age", "network": "linear"}
-CLASSES: dict[str, Any] = {"categorical": "sex", "network": "mlp-8", "learning_rate": 0.02, "epochs": 4}
+CLASSES: dict[str, Any] = {"categorical": "sex", "network": "mlp-8", "learning_rate": 0.02}
+CLASSES |= {"epochs": 4, "batch_size": 60}
 
 
 @pytest.fixture(scope="module")

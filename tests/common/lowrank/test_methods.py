@@ -15,6 +15,7 @@ from rankdad.common.errors import NonFiniteError, SpecError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Payload, scatter
 from rankdad.common.methods import MethodState
+from rankdad.common.methods.base import all_received
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.run.replica import Replica
@@ -217,3 +218,28 @@ def test_nan_in_a_gradient_is_named_before_it_is_reduced() -> None:
     value.delta[1, 1] = float("nan")
     with pytest.raises(NonFiniteError, match=r"3\.weight"):
         next(method.step(gradients, 0.5, MethodState(), 0))
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_a_limit_on_rows_also_holds_for_matrices(wire: str) -> None:
+    """A matrix that is smaller than its factors was sent whole, or the run refused. What is not sent follows later."""
+    plan, replica, method = prepare({"name": "rank-dad", "rank": 8, "wire": wire}, "float32", hidden=(8,))
+    gradients = site_gradients(plan, replica, batch_of(8, 0, "float32"))
+    assert all(route.dense for route in plan.routes)
+    for most in (1, 2):
+        state, total = MethodState(), [torch.zeros_like(matrix_of(value)) for value in gradients]
+        for step in range(1, 21):
+            taken = method.step(gradients, 1.0, state, step, most)
+            sent = next(taken)
+            for route, value in zip(plan.routes, sent, strict=True):
+                assert isinstance(value, Tensor)
+                assert torch.linalg.matrix_rank(value, rtol=1e-5) <= (most if route.units > 2 * most else 8)
+            total = [one + matrix_of(value) for one, value in zip(total, all_received(sent, wire), strict=True)]
+            with pytest.raises(StopIteration) as end:
+                taken.send(sent)
+            state = end.value.value
+            for route, own, gradient in zip(plan.routes, total, gradients, strict=True):
+                kept = state.residuals.get(route.name, torch.zeros_like(own))
+                torch.testing.assert_close(own + matrix_of(kept), step * matrix_of(gradient), atol=1e-4, rtol=1e-4)
+        whole = max(route.units for route in plan.routes) <= 2 * most
+        assert any(own.norm() > 1e-6 for own in state.residuals.values()) != (whole and wire == "float32")
