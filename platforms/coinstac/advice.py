@@ -90,5 +90,5 @@ def policy_problem(error: PolicyError, policy: Policy, values: Mapping[str, Any]
         said = f"the owner's Rank is {values['rank']}, and this limit is {policy.max_rank}"
         return FIELDS["max_rank"].problem(f"{said}: raise it, or the owner lowers Rank", details, code="rank-refused")
     said = f"a step has too few rows here: this member requires {policy.rows_per_rank} for each row"
-    remedy, code = "choose a larger one or a narrower Network", "batch-too-small"
+    remedy, code = "choose a larger one, a narrower Network, or a lower Rank", "batch-too-small"
     return FIELDS["batch_size"].problem(f"{said} that it sends: {remedy}", details, code=code)

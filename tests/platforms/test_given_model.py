@@ -25,7 +25,7 @@ from tests.platforms.test_nodes import always, never
 CLIENTS = ("c1", "b2", "a3")
 NUMBER: dict[str, Any] = {"task": "regression", "label": "dose", "features": "age", "network": "linear"}
 CLASSES: dict[str, Any] = {"categorical": "sex", "network": "mlp-8", "learning_rate": 0.02}
-CLASSES |= {"epochs": 4, "batch_size": 60}
+CLASSES |= {"epochs": 4, "rank": 1}
 
 
 @pytest.fixture(scope="module")
