@@ -58,6 +58,6 @@ def test_an_example_runs(tmp_path: Path, name: str) -> None:
         base.mkdir(parents=True)
         files = write(base, name, place)
         spec = spec | {"training": spec["training"] | {"epochs": 1}}
-        inputs[client] = {"files": files, "min_rows": 4, "max_rank": 4, "spec": spec}
+        inputs[client] = {"files": files, "min_rows": 4, "max_rank": 8, "spec": spec}
     shown = Iterations(tmp_path, inputs).go()
     assert shown["global_metrics"]["samples"] > 0

@@ -276,7 +276,7 @@ def test_codes_of_missing_values_and_the_outcome_stand_in_the_results(tmp_path: 
     platform = platform_of(owner, tmp_path / "platform", partial(spoiled, fault="codes"), start=start)
     shown = platform.run()
     first = next(iter(shown["warnings"].values()))
-    assert first.startswith(f"{platform.sites[1].client_id}: column dose holds -9 ")
+    assert first.startswith(f"{platform.sites[1].client_id}: column dose has -9 ")
     assert shown["study"]["outcome"] == "group = Case"
     training = json.loads((platform.remote.output / "run" / "run.json").read_text())["training"]
     assert (training["optimizer"]["lr"], training["batch_size"], training["epochs"]) == (0.01, 20, 1)
