@@ -281,4 +281,4 @@ def test_codes_of_missing_values_and_the_outcome_stand_in_the_results(tmp_path: 
     training = json.loads((platform.remote.output / "run" / "run.json").read_text())["training"]
     assert (training["optimizer"]["lr"], training["batch_size"], training["epochs"]) == (0.01, 20, 1)
     assert training["early_stopping"] == {"patience": 3}
-    assert "column dose holds -9" in platform.sites[1].log.read_text()
+    assert "column dose has -9" in platform.sites[1].log.read_text()
