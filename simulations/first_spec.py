@@ -11,6 +11,7 @@ from typing import Any
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec.written import Written
+from rankdad.local.admission import BINARY_ROWS
 from rankdad.simulations.first_policy import at_hospitals, policy_lines
 from rankdad.simulations.first_schema import Guess, Wishes, guess_schema
 from rankdad.simulations.hospitals import read_hospitals
@@ -118,6 +119,8 @@ def _settings(
         most = max(2, math.ceil(max(rows) * train / 16)) if halves else 1
         if not halves:  # steps of the same patients each time
             policy["rows_per_rank"] = None
+    if guess.data.get("categorical") and (enough := math.floor(min(people) * train / BINARY_ROWS)):
+        most = min(most, enough)
     steps = max(1, min(10, most))
     large = sum(rows) >= max(LARGE, 50 * inputs)
     wide = sum(rows) < WIDE * inputs
@@ -145,9 +148,7 @@ def _settings(
             "optimizer": optimizer,
         },
     }
-    if large:
-        settings["method"] = {"name": "rank-dad", "rank": RANK}
-    else:
+    if not large:
         settings["training"]["solver"] = "auto"  # by steps where a policy lets no sums out
     return settings, policy, tuple(notes)
 

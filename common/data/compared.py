@@ -91,7 +91,7 @@ def _apart(own: Column, others: Sequence[Column], tables: int, labels: Sequence[
             say("stand-in", f"{sentence}: if it means missing, list it in data.missing_values", canonical(median))
         elif own.distinct > 10 and 2 * sum(_far(own, other) for other in known if other.numbers) > len(medians):
             sentence = f"its median is {median:g}, elsewhere {middle:g}: are the units the same?"
-            say("units-differ", f"{sentence} If not, convert it here, in the table")
+            say("units-differ", f"{sentence} If not, convert it in this hospital's table")
     codes = next((other.levels for other in known if is_pair(other) and other.levels.keys() != own.levels.keys()), None)
     if is_pair(own) and codes:
         here, there = (", ".join(ordered(levels)) for levels in (own.levels, codes))

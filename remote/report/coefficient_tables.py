@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Regression
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.words import Sentence, count, listed, number, significant, span
 from rankdad.remote.results.coefficients import (
     FAMILYWISE_ALPHA,
+    INTERCEPT,
     SITE_SD,
     coefficient_name,
     opposite_coefficients,
@@ -37,13 +39,21 @@ def coefficient_table(run: RunResults) -> NumberTable | None:
     head = ["", "estimate", "SE", *tested, "p", "95 % interval", *["odds ratio (95 % interval)"] * odds]
     cells = []
     for row in rows:
-        ratio = short(row.get("odds_ratio"))
-        if row.get("odds_low") is not None:
+        ratio = short(row.get("odds_ratio")) if row["name"] != INTERCEPT else ""
+        if ratio and row.get("odds_low") is not None:
             ratio += f" ({span(row['odds_low'], row['odds_high'], short)})"
         figures = [short(row["estimate"]), short(row["se"]), number(row["statistic"], 2)]
         figures += [_freedom(fit, row)] * _is_t(fit)
         cells.append([coefficient_name(rows, row), *figures, p_value(row["p"]), _interval(row), *[ratio] * odds])
     return NumberTable(head, cells)
+
+
+def reference_levels(run: RunResults) -> str:
+    """Return the levels that others are compared with, as text; "" for none."""
+    data = run.spec.data
+    if not isinstance(data, TableData) or not data.categorical:
+        return ""
+    return f" ({listed([data.called(name, levels[0]) for name, levels in data.categorical.items()])})"
 
 
 def site_coefficients(run: RunResults) -> NumberTable | None:
@@ -111,6 +121,7 @@ def coefficient_notes(run: RunResults) -> Iterator[str]:
             f"{whose} over {rows} of all hospitals, in {units}, without a penalty; the prediction model has one. {r2} "
             f"{number(pooled['r2'])}. Standard errors treat imputed values as observed."
         )
+        yield "No coefficient is adjusted for the hospital: a difference between hospitals may be part of it."
     if spec.grouped and not pooled["why"]:
         yield f"Standard errors treat rows as independent, even those of one {spec.group_noun}: they are too small."
     if site_sd and pooled["coefficients"]:

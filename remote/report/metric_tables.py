@@ -129,7 +129,10 @@ def risk_table(run: RunResults) -> NumberTable:
     head += ["intercept", "intercept at slope 1"]
     if len(rows) == 1:  # one outcome reads better transposed
         figures = dict(zip(head[1:], rows[0][1:], strict=True))
-        beside = {"AUC within hospitals": metrics.within_sites, "AUC of the hospital alone": metrics.site_alone}
+        beside = {
+            "AUC within hospitals": metrics.within_sites,
+            "AUC of a guess that knows only the hospital": metrics.site_alone,
+        }
         figures |= {label: number(found["auc"]) for label, found in beside.items() if "auc" in found}
         order = sorted(figures, key=lambda label: label not in ("events", "AUC", *beside))
         return NumberTable(["", rows[0][0]], [[label, figures[label]] for label in order])

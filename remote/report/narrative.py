@@ -380,8 +380,8 @@ def data_warnings(run: RunResults) -> Iterator[str]:
         chance = f"The balanced accuracy is {number(reached)}, and {number(1 / task.classes)} is chance"
         if ranks:
             yield (
-                f"{chance}: predicting the most probable class is no better than a guess. The risks do rank rows "
-                "better than chance: choose a threshold for them."
+                f"{chance}: predicting the most probable class is no better than a guess, though the risks rank rows "
+                "better than chance" + ": a threshold other than 0.5 would separate them better." * (task.classes == 2)
             )
         else:
             yield f"{chance}: the model separates the classes no better than a guess. {look}"

@@ -104,10 +104,10 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
     of = count(len(both), "hospital")
     better = f"of {of} {what} has the better {NAMES[name]}"
     if significant:
-        text = f"At {len(significant)} {better}, and the interval of the difference excludes 0: {_each(significant)}."
+        text = f"At {len(significant)} {better}, and the interval of the difference excludes 0: {_each(run, significant)}."
         yield Sentence("own-model-better", text, tuple(one.site for one in significant))
     if other:
-        text = f"At {len(other)} {better} on these rows, without an interval that excludes 0: {_each(other)}."
+        text = f"At {len(other)} {better} on these rows, without an interval that excludes 0: {_each(run, other)}."
         yield Sentence("own-model-better-by-chance", text)
     if both and not found:
         figure, both_ways = f"the {NAMES[name]} of {what}", run.spec.tested_folds > 1
@@ -119,11 +119,12 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
         yield Sentence("no-own-model", f"There is no own model to compare with at {listed(missing)}.")
 
 
-def _each(found: Sequence[OwnModel]) -> str:
+def _each(run: RunResults, found: Sequence[OwnModel]) -> str:
+    less = "this model less its own" + ", by fold" * (run.spec.tested_folds > 1)
     return listed(
         [
             f"{one.site} ({number(one.own)} against {number(one.shared)}"
-            + (f"; this model less its own: {signed(one.difference)})" if one.difference else ")")
+            + (f"; {less}: {signed(one.difference)})" if one.difference else ")")
             for one in found
         ]
     )

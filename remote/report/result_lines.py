@@ -26,7 +26,8 @@ def _study(metrics: RunMetrics, spec: RunSpec) -> Iterator[str]:
         yield f"         95 % interval of {shown(name)}: {interval.low:.4f} to {interval.high:.4f} ({method})"
     within, alone = metrics.within_sites.get("auc"), metrics.site_alone.get("auc")
     if within is not None and alone is not None:
-        yield f"         AUC within sites {within:.4f} (weighted by their pairs), of the site alone {alone:.4f}"
+        guess = f"of a guess that knows only the site {alone:.4f}"
+        yield f"         AUC within sites {within:.4f} (weighted by their pairs), {guess}"
     for one in metrics.calibration_by_site:
         named = outcome_names(spec)(one["outcome"])
         for name, values in differing(one).items():

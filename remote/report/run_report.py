@@ -11,7 +11,12 @@ from markupsafe import Markup
 from rankdad.common.rounds.scores import GUESS
 from rankdad.remote.report import metric_tables as tables
 from rankdad.remote.report import narrative, words
-from rankdad.remote.report.coefficient_tables import coefficient_notes, coefficient_table, site_coefficients
+from rankdad.remote.report.coefficient_tables import (
+    coefficient_notes,
+    coefficient_table,
+    reference_levels,
+    site_coefficients,
+)
 from rankdad.remote.report.differences import against_guess, difference_table
 from rankdad.remote.report.references import REFERENCES, reference_table
 from rankdad.remote.report.rendering import damage_named, render
@@ -138,6 +143,7 @@ def report_page(run: RunResults) -> str:
         further=[name for name in measured if name != first],
         references=reference_table(run),
         coefficients=coefficient_table(run),
+        first_levels=reference_levels(run),
         coefficients_by_site=site_coefficients(run),
         coefficient_notes=list(coefficient_notes(run)),
         differences=difference_table(run, rivals),

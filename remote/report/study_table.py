@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rankdad.common.preparation.description import COUNTED
 from rankdad.common.spec.tasks import Regression
 from rankdad.common.spec.written import Tabular
 from rankdad.remote.report.metric_tables import NumberTable
@@ -73,7 +74,11 @@ def _rows(run: RunResults, groups: list[Group]) -> Iterator[list[str]]:
             unit = f" ({columns[0]['unit']})" if "unit" in columns[0] else ""
             yield [f"{name}{unit}, mean ± SD", *map(_moments, columns)]
         if any(column["missing"] or "held_back" in column for column in columns):
-            missing = [_missing(column, group["rows"]) for column, group in zip(columns, groups, strict=True)]
+            more = (COUNTED - 1) * len(run.summary.table1.get("rounded", ()))  # at most, of all hospitals together
+            missing = [
+                _missing(column, group["rows"], more * (group is run.summary.table1["pooled"]))
+                for column, group in zip(columns, groups, strict=True)
+            ]
             yield [f"{name} missing", *missing]
 
 
@@ -93,11 +98,21 @@ def _worst(run: RunResults) -> Iterator[str]:
         yield f"{percent(shares[site])}{' or more' * more} ({site})" if shares[site] or not more else HELD_BACK
 
 
-def _missing(column: Group, rows: int) -> str:
-    """Format the number of rows without a value, as far as policies disclose it."""
-    if "held_back" not in column:
-        return _share(column["missing"], rows)
-    return f"{column['missing']:,} or more" if column["missing"] else HELD_BACK
+def _missing(column: Group, rows: int, more: int) -> str:
+    """Format the number of rows without a value, as far as policies disclose it.
+
+    Args:
+        column: of a hospital, or of all.
+        rows: in all.
+        more: rows by which rounded counts may be too small together.
+    """
+    count = column["missing"]
+    if "held_back" in column:
+        return f"{count:,} or more" if count else HELD_BACK
+    if not more or count >= rows:
+        return _share(count, rows)
+    most = min(count + more, rows)
+    return f"{count:,} to {most:,} ({percent(count / rows)} to {percent(most / rows)})"
 
 
 def _level(column: Group, level: str) -> str:

@@ -167,10 +167,10 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
 
 
 def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
-    """Yield the AUC within hospitals, and that of a guess by the hospital alone."""
+    """Yield the AUC within hospitals, and that of a guess that knows only the hospital."""
     within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
     if within is not None and alone is not None:
-        guess = f"a guess by the hospital alone reaches {percent(alone)} of all pairs (AUC {number(alone)})"
+        guess = f"a guess that knows only the hospital reaches {percent(alone)} of all pairs (AUC {number(alone)})"
         text = f"Where both are of one hospital: {percent(within)} of pairs (AUC within hospitals {number(within)})"
         yield Sentence("auc-within", f"{text}; {guess}.")
 
@@ -305,8 +305,8 @@ def _beside_guess(run: RunResults) -> Iterator[Sentence]:
     if bare := [site for site, one in found.items() if one is None]:
         rows = run.by_site
         fewer = sum(name in rows[site] and rows[site][name] < rows[site][BASELINE + name] for site in bare)
-        text = f"At {fewer} of {len(bare)} {members} its {what} is smaller than that of {guess}; no interval is known"
-        yield Sentence("guess-without-interval", f"{text}, so none is named.")
+        text = f"At {fewer} of {len(bare)} {members} its {what} is smaller than that of {guess}"
+        yield Sentence("guess-without-interval", f"{text}. These differences have no intervals.")
 
 
 def _each(sites: Sequence[str], known: dict[str, Difference]) -> str:

@@ -43,8 +43,9 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
 
     Returns:
         `pooled` and `sites`, each with `rows`, `groups` (their number, if the schema has groups), `label` and
-        `columns`; `warnings`, a sentence each; `worries`, the sites by kind of warning. For a `held_back` column,
-        `missing` is a lower bound, as a policy hides the exact count; so are counts of `levels_held_back`.
+        `columns`; `rounded`, the sites whose counts look rounded; `warnings`, a sentence each; `worries`, the sites by
+        kind of warning. For a `held_back` column, `missing` is a lower bound, as a policy hides the exact count; so are
+        counts of `levels_held_back`.
     """
     assert isinstance(spec.data, TableData)
     sites = {site: _group(spec, [own]) for site, own in sums.items()}
@@ -58,13 +59,14 @@ def table_one(spec: RunSpec, sums: Mapping[str, Sums]) -> dict[str, Any]:
     absent = [outcome_names(spec)(place) for place, count in enumerate(counts) if not count]
     for kind, named, _ in found:
         kinds[kind] = list(dict.fromkeys([*kinds.get(kind, []), *named]))
-    if len(sites) * len(spec.data.inputs) > MAX_CELLS:
-        for group in sites.values():
-            group["columns"] = {}
     sentences = [f"no row of any hospital has {name}: can it be learned?" for name in absent]
     sentences += [sentence for _, _, sentence in found]
     kinds |= {"outcome-absent": list(sites)} if absent else {}
-    return {"pooled": pooled, "sites": sites, "warnings": sentences, "worries": kinds}
+    rounded = [site for site, group in sites.items() if group["rows"] and _is_rounded(group)]
+    if len(sites) * len(spec.data.inputs) > MAX_CELLS:
+        for group in sites.values():
+            group["columns"] = {}
+    return {"pooled": pooled, "sites": sites, "rounded": rounded, "warnings": sentences, "worries": kinds}
 
 
 def _group(spec: RunSpec, sums: list[Sums]) -> Group:

@@ -313,6 +313,19 @@ def test_what_is_held_back_is_not_missing_and_a_small_count_cannot_be_told(tmp_p
 
 
 @pytest.mark.slow
+def test_a_total_of_rounded_counts_is_a_range(tmp_path: Path) -> None:
+    """40 were printed of 49 missing values: three counts that were rounded down were added."""
+    found = tables()
+    for site, gaps in zip(SITES, (13, 17, 19), strict=True):
+        gap_in(found, site, "age", gaps)
+    trained(spec_of(training={"epochs": 1, "batch_size": 400}), found, tmp_path, min_rows=8)
+    shown = study_table(read_results(tmp_path / "run"))
+    assert shown is not None
+    cells = {name: [cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row] for name, *row in shown.rows}
+    assert cells["age missing"] == ["40 to 52 (11 % to 14 %)", "10 (8 %)", "15 (12 %)", "15 (12 %)"]
+
+
+@pytest.mark.slow
 def test_gaps_of_few_patients_are_few_however_many_rows_they_have(tmp_path: Path) -> None:
     found = tables(240)
     for table in found.values():
