@@ -104,7 +104,8 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
     of = count(len(both), "hospital")
     better = f"of {of} {what} has the better {NAMES[name]}"
     if significant:
-        text = f"At {len(significant)} {better}, and the interval of the difference excludes 0: {_each(run, significant)}."
+        each = _each(run, significant)
+        text = f"At {len(significant)} {better}, and the interval of the difference excludes 0: {each}."
         yield Sentence("own-model-better", text, tuple(one.site for one in significant))
     if other:
         text = f"At {len(other)} {better} on these rows, without an interval that excludes 0: {_each(run, other)}."
