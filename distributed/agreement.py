@@ -178,8 +178,8 @@ def reaching(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RankdadError(
-            f"{what} failed: another rank has ended, or did not arrive within the process group's timeout "
-            f"(init_process_group(…, timeout=timedelta(seconds=60)) sets it): {one_line(error)}",
+            f"{what} failed: another rank has ended, or did not arrive within the process group's timeout, which "
+            f"init_process_group sets: {one_line(error)}",
             code="rank-gone",
         ) from error
 

@@ -395,4 +395,6 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
         UserError: the state belongs to another model, or the model has changed since.
         RankdadError: a rank failed or has ended.
     """
+    if not isinstance(state, LowRankState):
+        raise UserError(f"state: got {state!r}, expected a LowRankState", code="wrong-type", field="state")
     return state.reduce(bucket)

@@ -183,6 +183,7 @@ class LowRank:
         finally:
             self._batches.clear()
             self._problem, self._cause = None, None
+        self._plain.reached(update.used)
         add_gradients(self._division.parts, self._layout.routes, update.payload, scale, update.used)
         add_sparse(self._parameters, sparse, scale)
         self._step += 1
@@ -355,7 +356,6 @@ class LowRank:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             weight = self._batches.weight
             status = Status.FAILED if self._problem else Status.FINE
-            step = None
             if status == Status.FINE:
                 try:
                     gradients, used = self._batches.payload(self._layout.like, scale)
@@ -377,7 +377,6 @@ class LowRank:
                 infinite = tuple(self._layout.like.new_full(route.matrix, math.inf) for route in self._layout.routes)
                 sparse = {name: infinite_row(parameter) for name, parameter in self._sparse.items()}
                 return replace(update, payload=infinite, used=frozenset(self._layout.names)), sparse
-            assert step is not None
             # Parameters that no rank used keep their state: no gradient of them is applied.
             unused = {route.name for route in self._layout.routes if update.used.isdisjoint(route.names)}
             self._node_state = node_state.but(self._node_state, unused)

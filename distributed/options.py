@@ -117,6 +117,9 @@ def check_batch(loss: object, weight: object, total: float | None) -> None:
     if not isinstance(weight, SupportsFloat) or not 0 <= float(weight) <= MOST_WEIGHT:
         problem = f"weight: got {weight!r}, expected a number of at least 0, at most {MOST_WEIGHT:g}"
         raise UserError(problem, code="weight-out-of-range", field="weight")
+    if not (loss is None or isinstance(loss, Tensor) or callable(loss)):
+        problem = f"loss: got a {type(loss).__name__}, expected a tensor with its graph, not loss.item()"
+        raise UserError(problem, code="wrong-type", field="loss")
     if weight and loss is None:
         problem = f"loss: got None, expected a loss, or weight=0 instead of {float(weight):g}"
         raise UserError(problem, code="loss-missing", field="loss")
@@ -141,7 +144,7 @@ def check_whole(model: nn.Module, *, divided: bool = False) -> None:
     for name, module in model.named_modules():
         place = name or "the model"
         if isinstance(module, DistributedDataParallel):
-            problem = f"{place} is wrapped in DistributedDataParallel: pass model.module, or use low_rank_hook"
+            problem = f"{place} is wrapped in DistributedDataParallel: pass and call model.module, or use low_rank_hook"
             raise UserError(problem, code="model-wrapped", field=name)
         if isinstance(module, FullyShardedDataParallel):
             problem = f"{place} is sharded by FullyShardedDataParallel: use fully_shard, with LowRank"

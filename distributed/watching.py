@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import NoReturn
@@ -127,7 +127,7 @@ class PlainBackward:
     _passes = 0  # of any LowRank under way, also in other threads: hooks may run in threads of autograd's own
 
     def __init__(self) -> None:
-        self._said = False
+        self._said = self._idle = False
         self._remove: Callable[[], object] = _nothing
 
     def follow(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -161,6 +161,17 @@ class PlainBackward:
             "come apart. Call backward(loss) of the LowRank instead, or torch.autograd.grad for a gradient of your own "
             "[plain-backward]",
             stacklevel=6,  # of the line with loss.backward()
+        )
+
+    def reached(self, names: Collection[str]) -> None:
+        """Warn, once, of a LowRank's own pass that reached no parameter at any rank."""
+        if names or self._idle:
+            return
+        self._idle = True
+        warnings.warn(
+            "no rank's loss reaches a parameter of this LowRank's model, and nothing was exchanged: is it the loss of "
+            "another model, such as a copy? [loss-of-another-model]",
+            stacklevel=3,  # of the line with backward(loss)
         )
 
 

@@ -24,6 +24,8 @@ from rankdad.common.lowrank.compiled import Listener, linear, listening
 from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.layers import has_hooks, layout_of, linear_layers
 
+DIFFERS = 0.05  # of a custom layer's output, relatively: more than bfloat16 rounds
+
 
 @dataclass(frozen=True, slots=True)
 class _Use:
@@ -52,8 +54,8 @@ class _ForwardHook:
         self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor | None:
         if torch.compiler.is_compiling():
-            source = args[0] if args else kwargs["input"]
-            return linear(source, module.weight, module.bias, transposed=layout_of(module) == "in-out")
+            source, bias = args[0] if args else kwargs["input"], getattr(module, "bias", None)
+            return linear(source, module.weight, bias, transposed=layout_of(module) == "in-out")
         capture = self._capture()
         if capture is not None:
             capture._note(module, args, kwargs, output)
@@ -112,6 +114,12 @@ class FactorCapture:
         self._parameters = dict(model.named_parameters()) if parameters is None else parameters
         self._modules = list(captured.values())
         self._transposed = {name for name, module in captured.items() if layout_of(module) == "in-out"}
+        # Another layout of a square weight has no other shapes, and would go unnoticed.
+        self._unchecked = {
+            name
+            for name, module in captured.items()
+            if "low_rank_layout" in vars(type(module)) and len(set(module.weight.shape)) == 1
+        }
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
         self._pairs = dict[str, list[tuple[Factor, Tensor | None]]]()
         self.people: Tensor | None = None
@@ -153,6 +161,9 @@ class FactorCapture:
         if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad:
             return
         source: Tensor = args[0] if args else kwargs["input"]
+        if name in self._unchecked:
+            self._unchecked.remove(name)
+            _check_layout(module, name, source, output, transposed=name in self._transposed)
         activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
         version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
         # An in-place activation changes the output's edge, and cuts a view (for inputs beyond two dimensions) from the
@@ -319,6 +330,22 @@ def _each(people: Tensor | None, rows: int, entries: int) -> Tensor | None:
 def _are_others(hooks: Mapping[int, Any]) -> bool:
     """Return whether hooks other than the capture's may change Δ; those of sharding do not."""
     return sum(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks.values()) > 1
+
+
+def _check_layout(module: nn.Linear, name: str, source: Tensor, output: Tensor, *, transposed: bool) -> None:
+    """Check that a custom layer multiplies its input by its weight as it declares.
+
+    Raises:
+        ValueError: it does not.
+    """
+    with torch.no_grad():
+        weight = module.weight if transposed else module.weight.T
+        expected = source.to(weight.dtype) @ weight
+        bias = getattr(module, "bias", None)
+        expected = expected if bias is None else expected + bias
+        if (expected - output).norm() > DIFFERS * expected.norm():
+            declared = f"{type(module).__name__}.low_rank_layout {'in-out' if transposed else 'out-in'}"
+            raise ValueError(f"{name}: the layer's output is not its input times its weight as {declared} says")
 
 
 def _metadata(node: Node) -> dict[object, Any]:

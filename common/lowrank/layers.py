@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -22,11 +22,16 @@ def layout_of(module: nn.Module) -> Layout | None:
     """Return the layout of a linear layer's weight, [out, in] or [in, out]; None for other modules.
 
     A custom class declares it with the attribute `low_rank_layout`. Subclasses, whose forward may differ, declare it
-    themselves. It must have `weight` and `bias` (or None), and multiply its input's last axis by the weight.
+    themselves. It must have `weight`, may have `bias`, and multiplies its input's last axis by the weight.
+
+    Raises:
+        ValueError: the attribute has another value.
     """
     # `fully_shard` gives a module a class of its own, with the former one as its base.
     kind = next(each for each in type(module).__mro__ if "FSDPModule" not in {base.__name__ for base in each.__mro__})
     own: Layout | None = vars(kind).get("low_rank_layout")
+    if own is not None and own not in get_args(Layout):
+        raise ValueError(f"{kind.__qualname__}.low_rank_layout: got {own!r}, expected 'out-in' or 'in-out'")
     return own or LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
@@ -48,7 +53,7 @@ def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tu
         if layout is None or (layout == "in-out" and not transposed):
             continue
         layer = cast(nn.Linear, module)  # or a module that declares a layout
-        weight, bias = layer.weight, layer.bias
+        weight, bias = layer.weight, getattr(layer, "bias", None)
         if weight not in names or not weight.requires_grad or holders[weight] > 1 or _is_hooked(layer):
             continue
         has_bias = bias is not None and bias.requires_grad and holders[bias] == 1 and not has_hooks(bias)

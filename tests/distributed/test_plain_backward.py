@@ -37,6 +37,7 @@ def told(kind: str) -> list[str]:
         "twice": twice,
         "autograd.grad": lambda: torch.autograd.grad(loss_of(model, batch), list(model.parameters())),
         "a copy": lambda: loss_of(other, batch).backward(),
+        "its loss": lambda: None,
         "closed": closed,
         "gone": lambda: loss_of(model, batch).backward(),
     }
@@ -44,6 +45,9 @@ def told(kind: str) -> list[str]:
         del sync
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        if kind == "its loss":
+            for _ in range(2):
+                sync.backward(loss_of(other, batch))
         beside.get(kind, lambda: [loss_of(run, batch).backward() for _ in range(2)])()
         if kind not in ("closed", "gone"):
             sync.backward(loss_of(run, batch))
@@ -54,11 +58,12 @@ CASES = {"plain": 1, "no linear layer": 1, "accumulation": 0, "twice": 0, "autog
 
 
 def all_told() -> dict[str, list[str]]:
-    return {kind: told(kind) for kind in (*CASES, "gone")}
+    return {kind: told(kind) for kind in (*CASES, "gone", "its loss")}
 
 
 def test_a_plain_backward_beside_a_low_rank_is_warned_of_once() -> None:
     for found in run_ranks(2, all_told):
+        assert found.pop("its loss") == ["loss-of-another-model"]  # ranks came apart without a word
         assert found == {kind: ["plain-backward"] * CASES.get(kind, 0) for kind in (*CASES, "gone")}
 
 
