@@ -218,7 +218,7 @@ class LowRank:
         self._state, self._node_state, self._step = restored(state, own, residuals, layout.routes, layout.like)
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint that another mesh or number of ranks can read; called at all ranks of the default group.
+        """Write this object's state, without the model's weights, for any mesh; called at all ranks.
 
         Args:
             folder: new, and the same for all ranks; torch.distributed.checkpoint writes its safetensors there.
