@@ -94,8 +94,9 @@ class Policy(Part):
     vocabularies: tuple[Sha256 | PositiveInt, ...] | None = ()
     """Vocabularies beyond bytes that a run's texts may have: the sha256 of a tokenizer's file, or for other readers the
     number of tokens (`data.tokens`); null for any. An embedding's gradient has a row for each token of a step's texts,
-    and a row of a rare token, such as a surname, names it. Tokens other than bytes that fewer than `min_rows` patients
-    of a batch have become the unknown token, and places where fewer have any become padding."""
+    and a row of a rare token, such as a surname, names it. Tokens that fewer than `min_rows` patients of a batch have
+    become the unknown token, and places where fewer have any become padding; of a byte, as many are enough as share a
+    step (the smaller of `min_level` and `min_rows`)."""
     min_sites: PositiveInt = 2
     """Least number of sites in every step and round, of regions as well as of the run. A run that could continue with
     fewer, by its quorum, its overrides or a left-out site, is refused."""

@@ -77,6 +77,14 @@ def test_bytes_of_few_patients_do_not_travel(tmp_path: Path, sent: Sent, patient
     assert bool(of_name.any()) == (patients > 2)
 
 
+def test_bytes_of_one_text_in_a_step_do_not_travel(tmp_path: Path, sent: Sent) -> None:
+    """Such a row told the next byte of a language model's text, a letter of a name."""
+    trained(tmp_path, text_spec(data={"length": 64}, **SIZES), 3)
+    of_name = torch.stack(sent)[:, torch.tensor(list(NAME.encode())).unique() + SPECIAL].any(1)
+    steps = of_name.view(SIZES["training"]["epochs"], -1).sum(1)
+    assert steps.max() <= 1  # only where all three are in one
+
+
 def word_tokenizer() -> tuple[bytes, Callable[[str], int | None], int]:
     """A tokenizer of the words in all notes, its numbers, and how many there are."""
     tokenizers = pytest.importorskip("tokenizers")
@@ -113,7 +121,7 @@ def test_a_tokenizers_tokens_of_few_patients_do_not_travel(
 
 def test_rare_tokens_become_unknown_by_patient() -> None:
     texts = torch.tensor([[2, 9, 7, 3], [2, 9, 8, 3], [2, 9, 7, 4], [2, 3, 0, 0]])
-    assert kept(texts, usual_of(texts, None, 2)) == 5 / 7
+    assert kept(texts, usual_of(texts, None, 2, 2)) == 5 / 7
     assert without_rare_tokens(texts, None, 2).tolist() == [[2, 9, 7, 3], [2, 9, 1, 3], [2, 9, 7, 1], [2, 3, 0, 0]]
     people = torch.tensor([5, 6, 5, 7])
     assert without_rare_tokens(texts, people, 2).tolist() == [[2, 9, 1, 3], [2, 9, 1, 3], [2, 9, 1, 1], [2, 3, 0, 0]]
