@@ -53,9 +53,9 @@ class Policy(Part):
     rank-dad sends fewer rows than the spec allows; other methods are refused. A dense layer, because that is smaller or
     because the method is dsgd, may have twice as many units, so that no sum or difference of units is nearly all one
     patient's. With local steps, the limit applies to each batch. With 4, a table has at least two patients for each
-    column; a step sends no more numbers than it has cells, so rank-dad sends fewer rows of a wide network; and at most
-    half as many steps as patients are sent at nearly the same weights. Larger numbers require more samples. This makes
-    it hard to separate samples, not impossible."""
+    column; a step sends no more numbers than it has cells, so rank-dad sends fewer rows of a wide network; at most half
+    as many steps as patients are sent at nearly the same weights; and texts differ at 32 or more places. Larger numbers
+    require more samples. This makes it hard to separate samples, not impossible."""
     max_rank: PositiveInt | None = None
     """Largest number of rows that are sent of a layer's gradient; null for no limit. If it is set, methods that send
     gradients of any rank are refused. A dense gradient, because that is smaller or because the method is dsgd, may have
