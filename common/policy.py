@@ -49,13 +49,14 @@ class Policy(Part):
     patients, least number of groups. A smaller validation or test set is left out of the evaluation; a run with smaller
     steps is refused."""
     rows_per_rank: PositiveInt | None = 4
-    """Least number of samples in a step for each row that is sent of a layer; null for no limit. With few samples rank-
-    dad sends fewer rows than the spec allows; other methods are refused. A gradient that is sent whole, because that is
-    smaller or because the method is dsgd, may have twice as many units, so that no sum or difference of units is nearly
-    all one patient's; of more units rank-dad sends a matrix of so few rows. With local steps, the limit applies to each
-    batch. With 4, a table has at least two patients for each column; a step sends no more numbers than it has cells, so
-    rank-dad sends fewer rows of a wide network; and at most half as many steps as patients are sent at nearly the same
-    weights. Larger numbers require more samples. This makes it hard to separate samples, not impossible."""
+    """Least number of samples in a step for each row that is sent of a layer; null for no limit. With few samples
+    rank-dad sends fewer rows than the spec allows; other methods are refused. A gradient that is sent whole, because
+    that is smaller or because the method is dsgd, may have twice as many units, so that no sum or difference of units
+    is nearly all one patient's; of more units rank-dad sends a matrix of so few rows. With local steps, the limit
+    applies to each batch. With 4, a table has at least two patients for each column; a step sends no more numbers than
+    it has cells, so rank-dad sends fewer rows of a wide network; at most half as many steps as patients are sent at
+    nearly the same weights; and texts differ at 32 or more places. Larger numbers require more samples. This makes it
+    hard to separate samples, not impossible."""
     max_rank: PositiveInt | None = None
     """Largest number of rows that are sent of a layer's gradient; null for no limit. If it is set, methods that send
     gradients of any rank are refused. A dense gradient, because that is smaller or because the method is dsgd, may have
@@ -94,8 +95,9 @@ class Policy(Part):
     vocabularies: tuple[Sha256 | PositiveInt, ...] | None = ()
     """Vocabularies beyond bytes that a run's texts may have: the sha256 of a tokenizer's file, or for other readers the
     number of tokens (`data.tokens`); null for any. An embedding's gradient has a row for each token of a step's texts,
-    and a row of a rare token, such as a surname, names it. Tokens other than bytes that fewer than `min_rows` patients
-    of a batch have become the unknown token, and places where fewer have any become padding."""
+    and a row of a rare token, such as a surname, names it. Tokens that fewer than `min_rows` patients of a batch have
+    become the unknown token, and places where fewer have any become padding; of a byte, as many are enough as share a
+    step (the smaller of `min_level` and `min_rows`)."""
     min_sites: PositiveInt = 2
     """Least number of sites in every step and round, of regions as well as of the run. A run that could continue with
     fewer, by its quorum, its overrides or a left-out site, is refused."""

@@ -16,6 +16,7 @@ MORE_SITES = "more sites in every round"
 VISITS = "sums over fewer people than min_rows, if one person has several rows"
 CHOSEN_WEIGHTS = "gradients at chosen weights: a unit that responds to one patient alone sends that patient's row"
 NAMED_TOKENS = "rows of an embedding: a row says that some patient's text of the step has its token, such as a surname"
+KNOWN_TEXTS = "which of all possible short texts each of a step's patients has: a gradient is a sum of known parts"
 PRODUCTS = "products of columns: with few samples, single rows can be solved from them"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from rankdad.common.collectives import broadcast_bytes
 from rankdad.common.errors import DataError, UserError, one_line
 from rankdad.common.files import check_file
 from rankdad.common.lowrank.factors import Factor, Matrix
@@ -35,7 +38,7 @@ from rankdad.common.methods import MethodState
 from rankdad.distributed.agreement import explain, reaching
 from rankdad.distributed.checkpoint import MOST_STEPS
 
-STEP, OPTIONS, PLACES = "step", "options", "ranks"
+STEP, OPTIONS, PLACES, SAVED = "step", "options", "ranks", "saved/"
 SITE, NODE = "site", "node"
 MAY_CHANGE = ("gather_up_to",)
 MOST_OPTIONS = 1 << 16  # bytes
@@ -99,12 +102,22 @@ def write(
         groups: of the ranks.
 
     Raises:
-        UserError: there are files in the folder at some rank; the same at all ranks.
+        UserError: there are files in the folder at some rank, or it cannot be written; the same at all ranks.
     """
     _together(partial(_check_new, Path(folder)), groups)
     with reaching("the checkpoint"):
+        token = int.from_bytes(broadcast_bytes(secrets.token_bytes(7)))  # of this save, which may meet another one
+        found = written(seat, step, options, site, node)
+        found[f"{SAVED}{dist.get_rank()}"] = torch.tensor([token, dist.get_world_size()])
         writer = _storage().HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save(written(seat, step, options, site, node), storage_writer=writer)
+    try:
+        with reaching("the checkpoint"):
+            save(found, storage_writer=writer)
+    except CheckpointException as error:  # at all ranks
+        problem = (
+            f"{folder}: cannot be written ({one_line(next(iter(error.failures.values()))[0])}): choose another place"
+        )
+        raise UserError(problem, code="cannot-write", field="folder") from None
 
 
 def read(
@@ -189,11 +202,14 @@ def blank(folder: Path, seat: Seat) -> dict[str, Tensor]:
     except (DataError, *UNREADABLE) as error:
         raise _unreadable(folder, error) from None
     sizes = {key: tuple(each.size) for key, each in known.items() if isinstance(each, TensorStorageMetadata)}
-    if {sizes.get(STEP), sizes.get(PLACES)} != {()} or not 0 <= math.prod(sizes.get(OPTIONS, (-1,))) <= MOST_OPTIONS:
+    saved = [key for key in sizes if key.startswith(SAVED)]
+    fits = {sizes.get(STEP), sizes.get(PLACES)} == {()} and {sizes[key] for key in saved} == {(2,)}
+    if not fits or not 0 <= math.prod(sizes.get(OPTIONS, (-1,))) <= MOST_OPTIONS:
         problem = f"{folder}: got another checkpoint, expected one of LowRank.save: name its folder"
         raise UserError(problem, code="checkpoint-malformed")
     found = {STEP: torch.tensor(0), PLACES: torch.tensor(0)}
     found[OPTIONS] = torch.empty(sizes[OPTIONS], dtype=torch.uint8)
+    found |= {key: torch.zeros(2, dtype=torch.int64) for key in saved}
     for key, size in sizes.items():
         kind, _, rest = key.partition("/residuals/")
         place, _, name = rest.partition("/")
@@ -223,6 +239,10 @@ def restored(
         UserError: the checkpoint is of other options, holds NaN or infinity, or options that cannot be read.
     """
     step, places = int(tensors[STEP]), int(tensors[PLACES])
+    saves = [value.tolist() for key, value in tensors.items() if key.startswith(SAVED)]
+    if any(save != [saves[0][0], len(saves)] for save in saves):
+        problem = "load: got files of several checkpoints, or not all of one, expected those of one LowRank.save"
+        raise UserError(problem, code="checkpoint-incomplete")
     try:
         known = dict(json.loads(bytes(tensors[OPTIONS].tolist())))
     except (ValueError, TypeError, RecursionError):

@@ -26,7 +26,7 @@ from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.common.spec.tasks import LanguageModel
 from rankdad.common.spec.text import SPECIAL, UNKNOWN, TextData
-from rankdad.local.privacy.cells import StepNumbers, check_numbers
+from rankdad.local.privacy.cells import StepNumbers, check_numbers, check_texts
 from rankdad.local.privacy.disclosed import (
     REPEATED,
     beside_steps,
@@ -326,6 +326,7 @@ def check_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sizes
     except PolicyError as error:
         besides = _why_no_sums(policy, spec, data)
         raise FewSamplesError.of(error, code="steps-of-too-few", besides=besides) from None
+    check_texts(policy, spec, data)
     check_numbers(policy, spec, plan, data, smallest)
 
 

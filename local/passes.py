@@ -51,7 +51,7 @@ class Passes:
         index: of the site in the plan.
         ranks: that share the site's batches; by default the site has one process.
         sharing: least number of patients that share a batch's gradient; see `common.privacy.shares`.
-        fewest: patients of a batch that are enough for a token, unless it is a byte, or a place of texts to travel.
+        fewest: patients of a batch that are enough for a token, or a place of texts, to travel; of a byte, `sharing`.
 
     Attributes:
         evened: batches scaled so that no patient has more than their share.
@@ -70,10 +70,9 @@ class Passes:
         sharing: int = 1,
         fewest: int = 1,
     ) -> None:
-        self._fewest = fewest
-        texts, placed = spec.data.tokens is not None, getattr(spec.model, "positions", "") != "rope"
-        of_bytes = isinstance(spec.data, TextData) and spec.data.tokenizer is None
-        self._named = {"of_tokens": texts and not of_bytes, "places": texts and placed}
+        placed = getattr(spec.model, "positions", "") != "rope"
+        self._of_bytes = isinstance(spec.data, TextData) and spec.data.tokenizer is None
+        self._fewest = sharing if self._of_bytes else fewest, fewest if placed else 1
         self._spec, self._plan, self._data, self._run, self._index = spec, plan, data, run, index
         self._largest, self._ranks = spec.at(plan.sites[index]).training.batch_size, ranks or Alone()
         self._sharing, self.evened, self.divided = sharing, 0, 0
@@ -152,7 +151,7 @@ class Passes:
             varied = augmenting(self._spec, self._index, self._seed)
             device = next(run.replica.model.parameters()).device
             self._parts = run.step, train.batches(parts, device, varied)
-            if self._fewest > 1 and any(self._named.values()):
+            if self._spec.data.tokens is not None and max(self._fewest) > 1:
                 left = zip(*(itertools.chain(*own[run.step :]) for own in (self._rows, self._whole)), strict=True)
                 found = ((len(part), self._usual(rows)) for part, rows in left)
                 self._parts = run.step, with_usual_tokens(self._parts[1], found)
@@ -166,8 +165,8 @@ class Passes:
 
     def _usual(self, rows: Tensor) -> Usual:
         tokens = in_memory(self.prepared().train.inputs[rows])
-        found = usual(tokens, self._people(rows), self._fewest, **self._named)
-        if self.unknown is None and self._named["of_tokens"]:
+        found = usual(tokens, self._people(rows), *self._fewest)
+        if self.unknown is None and not self._of_bytes:
             self.unknown = len(rows), 1 - kept(tokens, found)
         return found
 

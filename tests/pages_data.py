@@ -33,10 +33,10 @@ def heart() -> None:
 def notes() -> None:
     """Write notes beside the tables in `hospitals`."""
     generator = np.random.default_rng(0)
-    words = {"no": ["calm", "fine", "resting"], "yes": ["pain", "fever", "worse"]}
+    words = {"no": ["calm", "fine", "resting", "pain"], "yes": ["pain", "fever", "worse", "fine"]}
     for name in ("bonn", "kiel"):
         labels = generator.choice(list(words), 120)
-        texts = [" ".join((*generator.choice(["seen", "today", "by", "ward"], 3), *generator.choice(words[label], 2)))
+        texts = [" ".join((*generator.choice(["seen", "today", "by", "ward"], 8), *generator.choice(words[label], 2)))
                  for label in labels]  # fmt: skip
         folder = Path("hospitals", name)
         folder.mkdir(parents=True)

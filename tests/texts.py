@@ -27,12 +27,12 @@ def text_spec(**changes: Any) -> RunSpec:
     return run_spec(data=data, **given)
 
 
-def notes(count: int, seed: int) -> list[tuple[str, str, str]]:
-    """Patient, note and label of some rows."""
+def notes(count: int, seed: int, words: tuple[int, int] = (1, 3)) -> list[tuple[str, str, str]]:
+    """Patient, note and label of some rows; `words` has the least and the largest number of one's words."""
     drawn, found = random.Random(seed), list[tuple[str, str, str]]()
     for row in range(count):
         label = drawn.choice(("no", "yes"))
-        own = drawn.choices(WORDS[label], k=drawn.randint(1, 3)) + drawn.choices(("seen", "today"), k=1)
+        own = drawn.choices(WORDS[label], k=drawn.randint(*words)) + drawn.choices(("seen", "today"), k=1)
         found.append((f"{seed}-{row}", " ".join(own), label))
     return found
 
@@ -45,10 +45,12 @@ def write_notes(folder: Path, rows: list[tuple[str, str, str]]) -> Path:
     return folder
 
 
-def text_data(folder: Path, spec: RunSpec, counts: tuple[int, ...] = (24, 18, 9, 15)) -> dict[str, SiteData]:
+def text_data(
+    folder: Path, spec: RunSpec, counts: tuple[int, ...] = (24, 18, 9, 15), words: tuple[int, int] = (1, 3)
+) -> dict[str, SiteData]:
     """Data of sites of unequal size."""
     sizes = zip(SITES, counts, strict=True)
     return {
-        site: read_site(spec, write_notes(folder / site, notes(count, place)), place)
+        site: read_site(spec, write_notes(folder / site, notes(count, place, words)), place)
         for place, (site, count) in enumerate(sizes)
     }

@@ -1,8 +1,8 @@
 """Rare tokens and lengths: those of few patients' texts, whose rows of a gradient would be about these texts alone.
 
 At a site, a token that fewer than `min_level` patients have becomes the unknown one, and a place where fewer have any
-token becomes padding. In a step, so does a token, unless it is a byte, that fewer than `min_rows` patients of its batch
-have, and a place where fewer of these have one, unless the network has no row for a place.
+token becomes padding. In a step, so does a token that fewer than `min_rows` patients of its batch have, or a byte that
+fewer have than share a step, and a place where fewer than `min_rows` have any, unless the network has no row for it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def without_rare_tokens(tokens: Tensor, people: Tensor | None, fewest: int) -> T
     Returns:
         The same tensor if there are none.
     """
-    found = replaced(tokens, usual(tokens, people, fewest))
+    found = replaced(tokens, usual(tokens, people, fewest, fewest))
     return tokens if torch.equal(found, tokens) else found
 
 
-def usual(tokens: Tensor, people: Tensor | None, fewest: int, *, of_tokens: bool = True, places: bool = True) -> Usual:
-    """Return what replaces rare tokens, and which places to keep, without one of them if all should stay."""
-    places_kept = places_of_most(tokens, people, fewest) if places else None
-    left = tokens if places_kept is None else cut(tokens, places_kept)
-    return usual_tokens(left, people, fewest) if of_tokens else None, places_kept
+def usual(tokens: Tensor, people: Tensor | None, with_token: int, with_place: int) -> Usual:
+    """Return what replaces tokens of fewer patients, and which places enough of them have; None where all stay."""
+    places = places_of_most(tokens, people, with_place) if with_place > 1 else None
+    left = tokens if places is None else cut(tokens, places)
+    return usual_tokens(left, people, with_token) if with_token > 1 else None, places
 
 
 def replaced(tokens: Tensor, usual: Usual) -> Tensor:

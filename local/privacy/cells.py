@@ -17,19 +17,21 @@ from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import fewest_rows_sent
 from rankdad.common.privacy.repeated import NUMBERS, numbers_a_cell, numbers_of_step, rows_for_cells
 from rankdad.common.protocol.plan import Plan, make_plan
-from rankdad.common.refusals import refusal
+from rankdad.common.refusals import KNOWN_TEXTS, refusal
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.images import ImagesData
 from rankdad.common.spec.model import Mlp
 from rankdad.common.spec.tasks import Classification
+from rankdad.common.spec.text import TextData
 
 MOST_COLUMNS = 1024  # checked one by one; pictures have more
 MOST_ROWS, MOST_PAIRED = 2000, 256  # rows, and columns, used to check whether columns depend on each other
 MOST_FILES = 8  # samples used to estimate the numbers in a file
 ROUNDED = 1 / 255 / math.sqrt(12)  # standard deviation of rounding a number from 0 to 1 to 8 bits
 FOLLOWS = 5e-2  # relative residual of a column that depends on others, with rounding or other units
+SHORT = 32  # places at which texts differ: of shorter ones, such as ages, codes and names, all can be listed
 LARGEST = 1024  # batch size that a message suggests
 WIDE = "more numbers than a step's samples have cells: in a wide network on few columns, these can be solved for"
 
@@ -245,6 +247,31 @@ def check_numbers(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, sam
         owner += f", or a batch_size of {enough},"
     error = refusal("model", asks, allows, change, WIDE, owner=owner)
     raise FewSamplesError.of(error, code="step-of-too-many-numbers")
+
+
+def check_texts(policy: Policy, spec: RunSpec, data: SiteData) -> None:
+    """Check that texts are too long to try them all.
+
+    The gradient of a last layer is a sum over patients of its inputs. If these are known, for each text that there may
+    be, a linear system has everybody's texts and labels, from one step.
+
+    Raises:
+        FewSamplesError: they are not.
+    """
+    inputs = data.samples.inputs
+    if spec.data.tokens is None or policy.rows_per_rank is None or not isinstance(inputs, Tensor) or not len(inputs):
+        return
+    some = inputs[torch.linspace(0, len(inputs) - 1, min(len(inputs), MOST_ROWS)).long()]
+    differing = int((some != some.mode(0).values).sum(1).median())
+    if differing >= SHORT:
+        return
+    asks = f"reads texts that differ at {counted(differing, 'place')} here"
+    allows = f"only texts that differ at {SHORT} or more (rows_per_rank {policy.rows_per_rank})"
+    change: dict[str, object] = {"rows_per_rank": None}
+    owner = "a table with a column of numbers or categories in their place"
+    field = "data.column" if isinstance(spec.data, TextData) else "data.tokens"
+    error = refusal(field, asks, allows, change, KNOWN_TEXTS, owner=owner)
+    raise FewSamplesError.of(error, code="texts-too-short")
 
 
 def _units(policy: Policy, spec: RunSpec, data: SiteData, most: float) -> int:

@@ -17,6 +17,7 @@ from rankdad.common.data import SiteData
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.routes import Payload
+from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
@@ -29,6 +30,7 @@ OTHERS = {
     "gpu": "another device",
     "rankdad": "another version of rankdad",
     "torch": "another version of torch",
+    "policy": "another policy",
     "plan": "another model",
     "data": "other data",
 }
@@ -83,6 +85,7 @@ class Sharing(Alone):
 
     def _compare(self, plan: Plan, data: SiteData) -> None:
         own = {"rankdad": __version__, "torch": str(torch.__version__), "plan": plan.sha256(), "data": data.sha256()}
+        own["policy"] = Policy.read(self._config.policy).text()
         own |= {"parallel": self.mesh.model_dump_json(), "gpu": str(self._ranks.has_own_gpu)}
         first, *others = map(json.loads, all_gather_bytes(json.dumps(own).encode()))
         for rank, theirs in enumerate(others, 1):

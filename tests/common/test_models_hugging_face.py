@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
@@ -73,6 +74,12 @@ def test_weights_are_those_of_a_local_file(tmp_path: Path) -> None:
         ({"config": {"trust_remote_code": True}}, ("remote-code", "model.config")),
         ({"config": {"_attn_implementation": "owner/kernel"}}, ("remote-code", "model.config")),
         ({"config": {"attn_implementation": "owner/kernel"}}, ("remote-code", "model.config")),
+        ({"config": {"parts": [{"_attn_implementation": "owner/kernel"}]}}, ("remote-code", "model.config")),
+        pytest.param(
+            {"config": SMALL["bert"] | {"num_hidden_layers": 10**9}},
+            ("architecture-unsuitable", "model.config"),
+            marks=pytest.mark.slow,
+        ),
         ({"architecture": "no-such"}, ("architecture-unknown", "model.architecture")),
         ({"config": {"no_such": 1}}, ("architecture-unknown", "model.config")),
         ({"config": {"hidden_size": 9, "num_attention_heads": 2}}, ("architecture-unsuitable", "model.config")),
@@ -100,6 +107,7 @@ HASHED: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {"num_experts": 200, "num_experts_per_tok": 1, "moe_intermediate_size": 4}
 
 
+OWN: dict[str, Any] = {key: value for key, value in PART.items() if key != "num_key_value_heads"}
 MANY: dict[str, Any] = {"encoder_hash_byte_group_vocab": 12, "encoder_hash_byte_group_nb_functions": 100}
 
 
@@ -110,12 +118,16 @@ MANY: dict[str, Any] = {"encoder_hash_byte_group_vocab": 12, "encoder_hash_byte_
         ("blt", HASHED | MANY),
         ("qwen3_moe", PART | EXPERTS),
         ("mixtral", PART | {"num_local_experts": 9}),
+        ("ibert", OWN),
+        ("longformer", OWN | {"attention_window": 8}),
+        ("xlnet", {"d_model": 8, "n_layer": 1, "n_head": 2, "d_inner": 8, "initializer_range": 0.0}),
     ],
 )
-def test_weights_that_few_words_use_are_refused(architecture: str, config: dict[str, Any]) -> None:
-    """A hashed n-gram's row told whether a step's texts had a surname."""
+def test_what_may_be_about_one_text_is_refused(architecture: str, config: dict[str, Any]) -> None:
+    """A row of a hashed n-gram, a buffer with the largest value, layers whose rows are not ordered by text."""
     pytest.importorskip("transformers")
-    found = fault(lambda: build_model(spec_of(architecture, LANGUAGE, config=config)))
+    task = CLASSES if architecture in ("ibert", "longformer") else LANGUAGE
+    found = fault(lambda: build_model(spec_of(architecture, task, config=config)))
     assert found[:2] == ("architecture-unsuitable", "model.architecture")
 
 
@@ -123,5 +135,6 @@ def test_weights_that_few_words_use_are_refused(architecture: str, config: dict[
 @pytest.mark.parametrize("task", [CLASSES, LANGUAGE])
 def test_usual_architectures_are_built(architecture: str, task: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
-    config = {key: value for key, value in PART.items() if key != "num_key_value_heads"}
-    build_model(spec_of(architecture, task, config=config | {"num_hidden_layers": 2}))
+    spec = spec_of(architecture, task, config=OWN | {"num_hidden_layers": 2})
+    build_model(spec)
+    check_memory(spec)  # makes it without weights

@@ -74,6 +74,13 @@ def loaded(folder: str) -> dict[str, str]:
     sync = LowRank(model, rank=2)
     sync.backward(loss_of(model, batches_of((8, 8), 0)[place()]), weight=8)
     sync.save(folder + "/good")
+    sync.save(folder + "/other")
+    if not place():
+        shutil.copytree(folder + "/good", folder + "/mixed")
+        shutil.copy(max(Path(folder, "other").iterdir()), folder + "/mixed")
+        Path(folder, "dangling").symlink_to(Path(folder, "nowhere"))
+    dist.barrier()
+    found["of two saves"] = code_of(sync, Path(folder, "mixed"))
     for name, (change, _) in (CHANGES | {"": (lambda *_: None, ""), "pipe": (lambda *_: None, "")}).items():
         own = Path(folder, name or "same")
         if not place():
@@ -90,10 +97,11 @@ def loaded(folder: str) -> dict[str, str]:
             value.view(-1)[:1] = torch.nan if place() else 0
     sync.save(folder + "/nan")
     found["NaN at a rank"] = code_of(sync, Path(folder, "nan"))
-    try:
-        sync.save(folder + "/good")
-    except RankdadError as raised:
-        found["saved twice"] = raised.code
+    for name in ("good", "dangling"):
+        try:
+            sync.save(f"{folder}/{name}")
+        except RankdadError as raised:
+            found[f"saved to {name}"] = raised.code
     return found
 
 
@@ -113,5 +121,7 @@ def test_damaged_checkpoints_are_one_error_at_all_ranks(tmp_path: Path) -> None:
         "": "",
         "pipe": "checkpoint-unreadable",
         "NaN at a rank": "not-finite",
-        "saved twice": "output-exists",
+        "of two saves": "checkpoint-incomplete",
+        "saved to good": "output-exists",
+        "saved to dangling": "cannot-write",
     }

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rankdad.common.run.replica import weights_sha256
-from tests.conftest import write_site
+from tests.conftest import write_policy, write_site
 from tests.e2e.house import LONGEST, furthest, house
 from tests.texts import CLASSES, DATA, LABEL, MODEL
 
@@ -336,6 +336,7 @@ def test_a_signal_to_all_ranks_lets_the_site_finish_its_step(tmp_path: Path, sto
     [
         ("bad data", "rank 2: {}/other/data.npz: "),
         ("other data", "rank 2: has other data than rank 0"),
+        ("other policy", "rank 2: has another policy than rank 0"),
         ("other spec", "rank 2: {}/other/spec.json: spec: is not the run that "),
         ("bad file", "rank 2: {}/other.json: patience: "),
         ("no gpu", "device: got cuda, but this machine has no GPU"),
@@ -352,6 +353,8 @@ def test_a_rank_that_cannot_go_on_is_named_once_and_all_end(tmp_path: Path, what
             document = found.served.aggregator.spec.model_dump(mode="json") | {"seed": 7}
             (other / "spec.json").write_text(json.dumps(document))
             fields["spec"] = str(other / "spec.json")
+        elif what == "other policy":  # each rank would limit its own rows
+            fields["policy"] = write_policy(other, min_rows=3, min_level=3)
         fields["data"] = str(other)
         fields |= {"bad file": {"patience": -1}, "no gpu": {"device": "cuda"}}.get(what, {})
         (tmp_path / "other.json").write_text(json.dumps(fields))

@@ -60,6 +60,7 @@ MEANINGS = {  # of codes whose sentences are made up at run time
     "steps-of-all-repeated": "steps of all rows would be repeated too often: fewer epochs, or smaller batches",
     "steps-of-too-few": "a step would be of fewer rows than the policy allows: larger batches, or another policy",
     "sums-of-too-few": "a sum would be of fewer rows than the policy allows: another evaluation, or another policy",
+    "texts-too-short": "the texts are short, so all possible ones can be tried: read a table's column instead",
     "too-many-values": "a column of words has too many values: leave it out, or join some of them",
     "unexpected-error": "an error of the program: its log has the traceback; please report it",
     "weights-hardly-move": "steps at nearly the same weights would add up: a larger learning rate, or fewer epochs",

@@ -24,15 +24,15 @@ from rankdad.common.privacy.tokens import usual as usual_of
 from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.text import SPECIAL, UNKNOWN
-from rankdad.local.admission import usual
+from rankdad.local.admission import admitted, usual
 from rankdad.local.observer import Observer
 from rankdad.simulations.lockstep import run
 from tests.common.faults import fault
 from tests.conftest import run_spec
-from tests.texts import CLASSES, MODEL, SITES, notes, text_spec, write_notes
+from tests.texts import CLASSES, MODEL, SITES, notes, text_data, text_spec, write_notes
 
 NAME, COMMON = "Ωμέγα", "today"
-POLICY = Policy(keyed_folds=True)
+POLICY = Policy(keyed_folds=True, rows_per_rank=None)  # which allows short texts
 SIZES: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": {"batch_size": 16, "epochs": 3}}
 Sent = list[Tensor]
 
@@ -77,6 +77,26 @@ def test_bytes_of_few_patients_do_not_travel(tmp_path: Path, sent: Sent, patient
     assert bool(of_name.any()) == (patients > 2)
 
 
+@pytest.mark.parametrize("words", [(1, 3), (9, 12)])
+def test_short_texts_are_refused(tmp_path: Path, words: tuple[int, int]) -> None:
+    """One step of a wide network told the age and label of everybody in it, where ages were read as texts."""
+    spec = text_spec(data={"length": 128}, **SIZES)
+    data, plan = text_data(tmp_path, spec, (60,) * 4, words)["alpha"], make_plan(spec, build_model(spec))
+    if words[0] > 1:
+        admitted(Policy(keyed_folds=True), spec, plan, data)
+    else:
+        found = fault(lambda: admitted(Policy(keyed_folds=True), spec, plan, data))
+        assert found[:2] == ("texts-too-short", "data.column")
+
+
+def test_bytes_of_one_text_in_a_step_do_not_travel(tmp_path: Path, sent: Sent) -> None:
+    """Such a row told the next byte of a language model's text, a letter of a name."""
+    trained(tmp_path, text_spec(data={"length": 64}, **SIZES), 3)
+    of_name = torch.stack(sent)[:, torch.tensor(list(NAME.encode())).unique() + SPECIAL].any(1)
+    steps = of_name.view(SIZES["training"]["epochs"], -1).sum(1)
+    assert steps.max() <= 1  # only where all three are in one
+
+
 def word_tokenizer() -> tuple[bytes, Callable[[str], int | None], int]:
     """A tokenizer of the words in all notes, its numbers, and how many there are."""
     tokenizers = pytest.importorskip("tokenizers")
@@ -113,7 +133,7 @@ def test_a_tokenizers_tokens_of_few_patients_do_not_travel(
 
 def test_rare_tokens_become_unknown_by_patient() -> None:
     texts = torch.tensor([[2, 9, 7, 3], [2, 9, 8, 3], [2, 9, 7, 4], [2, 3, 0, 0]])
-    assert kept(texts, usual_of(texts, None, 2)) == 5 / 7
+    assert kept(texts, usual_of(texts, None, 2, 2)) == 5 / 7
     assert without_rare_tokens(texts, None, 2).tolist() == [[2, 9, 7, 3], [2, 9, 1, 3], [2, 9, 7, 1], [2, 3, 0, 0]]
     people = torch.tensor([5, 6, 5, 7])
     assert without_rare_tokens(texts, people, 2).tolist() == [[2, 9, 1, 3], [2, 9, 1, 3], [2, 9, 1, 1], [2, 3, 0, 0]]
@@ -210,7 +230,7 @@ def test_an_embeddings_whole_gradient_counts_a_unit_for_each_token() -> None:
     plan = make_plan(spec, build_model(spec))
     (embedding,) = (route for route in plan.routes if route.name == "embed.weight")
     assert embedding.dense
-    assert fault(lambda: check_run(POLICY, spec, plan))[:2] == ("policy-refuses", "method.rank")
+    assert fault(lambda: check_run(Policy(), spec, plan))[:2] == ("policy-refuses", "method.rank")
 
 
 class MeanOfTokens(torch.nn.Module):

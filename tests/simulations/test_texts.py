@@ -74,8 +74,8 @@ def test_hospitals_with_default_policies_agree(tmp_path: Path, task: str) -> Non
     """Patients with several texts, tested in two folds."""
     spec = text_spec(method={"name": "rank-dad", "rank": 2}, training={"batch_size": 16, "validation": 0.2},
                      evaluation={"name": "k-fold", "folds": 2, "refit": False},
-                     **TASKS[task] | {"data": {"group": "patient"}})  # fmt: skip
-    data = text_data(tmp_path / "data", spec, (88, 96, 92, 90))
+                     **TASKS[task] | {"data": {"group": "patient", "length": 128}})  # fmt: skip
+    data = text_data(tmp_path / "data", spec, (88, 96, 92, 90), (9, 12))
     found = run(spec, data, tmp_path / "run", policies=dict.fromkeys(data, Policy(keyed_folds=True)))
     assert len({digest for site in found.values() for digest in site.weights_sha256.values()}) == 1
     assert next(iter(found.values())).test.samples
