@@ -100,8 +100,8 @@ def check_step(
         change = _fewer_per_row(samples, least)
         owner = _steps(spec, LARGER_STEPS)
         raise refusal(spec.method.rank_field, asks, allows, change, MORE_ROWS, owner=owner)
-    (name, units), half = most_units(plan), 2 * (policy.rank(count) or 0)
-    if units > half and not spec.method.reduces_dense:
+    (name, units), half = most_units(plan, spec.method), 2 * (policy.rank(count) or 0)
+    if units > half:
         noun = spec.group_noun if spec.grouped else "sample"
         asks = f"sends the gradient of {name} whole, of {units} units, for steps of {counted(count, noun)} here"
         allows = f"at most {half} (rows_per_rank {policy.rows_per_rank})"
@@ -306,9 +306,12 @@ def largest_whole(plan: Plan) -> tuple[str, int]:
     return name, rank
 
 
-def most_units(plan: Plan) -> tuple[str, int]:
-    """Return the layer with most distinguishable units among dense gradients, and their number; ("", 0) for none."""
-    each = [(r.units, r.name) for r in plan.routes if r.dense]
+def most_units(plan: Plan, method: MethodSpec) -> tuple[str, int]:
+    """Return the layer with most distinguishable units among gradients sent whole, and their number; ("", 0) for none.
+
+    Those that the method reduces to a limit on rows do not count.
+    """
+    each = [(r.units, r.name) for r in plan.routes if r.dense and not (method.reduces_dense and r.shorter)]
     units, name = max(each, key=lambda one: one[0], default=(0, ""))
     return name, units
 

@@ -61,9 +61,15 @@ class Route:
         """Number of units, or of directions, that the matrix can tell apart."""
         return self.matrix[0] if self.linear else min(self.matrix)
 
-    def whole(self, rows: int) -> bool:
-        """Return whether a policy that allows so many rows of a layer allows the whole matrix."""
-        return self.units <= 2 * rows
+    @property
+    def shorter(self) -> int:
+        """Largest number of rows of a factor with fewer numbers than the matrix."""
+        out, columns = self.matrix
+        return (out * columns - 1) // (out + columns)
+
+    def limit(self, rows: int) -> int | None:
+        """Return how many rows of the matrix a policy allows that allows `rows` of a layer; None if all of it."""
+        return None if self.units <= 2 * rows else min(rows, self.shorter)
 
     @property
     def projected(self) -> tuple[int, int] | None:

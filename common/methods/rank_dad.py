@@ -331,9 +331,7 @@ def _limit(route: Route, up: bool, max_rows: int | None) -> int | None:
     limit = route.up if up else route.down
     if max_rows is None:
         return limit
-    if limit is None:
-        return None if route.whole(max_rows) else max_rows
-    return min(limit, max_rows)
+    return route.limit(max_rows) if limit is None else min(limit, max_rows)
 
 
 def _compacted(residual: Matrix, rows: int | None) -> Matrix:

@@ -226,11 +226,12 @@ def test_vocabularies_beyond_bytes_have_to_be_listed(listed: bool) -> None:
 
 
 def test_an_embeddings_whole_gradient_counts_a_unit_for_each_token() -> None:
-    spec = text_spec(model={"width": 2, "heads": 1, "depth": 1}, method={"name": "rank-dad", "rank": 2})
+    spec = text_spec(model={"width": 2, "heads": 1, "depth": 1}, method={"name": "dsgd"})
     plan = make_plan(spec, build_model(spec))
     (embedding,) = (route for route in plan.routes if route.name == "embed.weight")
     assert embedding.dense
-    assert fault(lambda: check_run(Policy(), spec, plan))[:2] == ("policy-refuses", "method.rank")
+    assert fault(lambda: check_run(Policy(vocabularies=None), spec, plan))[:2] == ("policy-refuses", "method.name")
+    assert embedding.limit(8) == 1  # what rank-dad sends of it
 
 
 class MeanOfTokens(torch.nn.Module):
