@@ -52,7 +52,7 @@ def calibration_differences(run: RunResults, outcome: int, risks: str = "its ris
         yield Sentence("hospitals-too-close", text)
 
 
-def of_one_kind(run: RunResults, outcome: int) -> Iterator[Sentence]:
+def of_one_kind(run: RunResults, outcome: int, name: str = "") -> Iterator[Sentence]:
     """Yield the hospitals where no row has an outcome that was expected, or all have it: tests leave them out."""
     found: dict[bool, dict[str, str]] = {False: {}, True: {}}
     for site, one in run.site_calibration.get(outcome, {}).items():
@@ -62,7 +62,8 @@ def of_one_kind(run: RunResults, outcome: int) -> Iterator[Sentence]:
     for every, named in found.items():
         if named:
             which, how = ("Every row has", "low") if every else ("No row has", "high")
-            text = f"{which} the outcome at {listed(list(named.values()))}: its risks are too {how} there."
+            risks = f"the risks of {name}" if name else "its risks"
+            text = f"{which} {name or 'the outcome'} at {listed(list(named.values()))}: {risks} are too {how} there."
             yield Sentence("hospitals-all" if every else "hospitals-none", text, tuple(named))
 
 

@@ -195,9 +195,11 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
         guess, test = finite(run.summary.metrics.baseline), run.test
         if {"accuracy"} <= guess.keys() & test.keys():
             right, guessed = percent(test["accuracy"]), percent(guess["accuracy"])
-            yield Sentence("accuracy", f"It is right in {right} of cases; {baseline_name(run)} is in {guessed}.")
+            of = "cases" if isinstance(run.spec.task, Classification) else "labels"
+            yield Sentence("accuracy", f"It is right in {right} of {of}; {baseline_name(run)} is in {guessed}.")
         for name, several in run.outcomes.items():
             yield from calibration_differences(run, several["outcome"], f"the risks of {name}")
+            yield from of_one_kind(run, several["outcome"], name)
         return
     yield from list(calibration_differences(run, one["outcome"])) or calibrated(one)
     yield from of_one_kind(run, one["outcome"])

@@ -224,6 +224,11 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
     ("too-low", unsloped(ends(1, 0.01, 2)), unsloped(ends(1, 0.0, 2))),
     ("hospitals-none", of_one_kind(0, 0.0, 0.9), of_one_kind(0, 0.0, 1.0)),
     ("hospitals-none", of_one_kind(0, 0.0, 0.9), of_one_kind(1, 0.0, 0.9)),
+    (
+        "hospitals-none",
+        of_one_kind(0, 0.0, 0.9) | {"task": THREE, "risks": [risk(), risk(outcome=2)]},
+        of_one_kind(0, 0.0, 1.0) | {"task": THREE, "risks": [risk(), risk(outcome=2)]},
+    ),
     ("hospitals-all", of_one_kind(90, 1.1, 3.0), of_one_kind(90, 1.0, 3.0)),
     ("too-low", risks(large=ends(1, 0.01, 2)), risks(large=ends(1, 0.0, 2))),
     ("hospitals-differ", apart(0.0249), apart(0.025)),
