@@ -154,7 +154,7 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
             "mae", f"On average its predictions are {_short(test['mae'])} off{f' ({within})' * bool(within)}."
         )
         return
-    pairs = percent(test["auc"], int(test["auc"] > 0.985))
+    pairs = _pairs(test["auc"])
     area = ", ".join(filter(None, (f"AUC {number(test['auc'])}", within, "50 % is chance")))
     if run.only_outcome:
         of_two = f"Of two {noun}s, one with the outcome and one without it, the first gets the higher risk"
@@ -166,12 +166,16 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
         yield Sentence("auc", f"It ranks a {noun} {'of ' * classes}{which} in {pairs} of pairs, {mean} ({area}).")
 
 
+def _pairs(area: float) -> str:
+    return percent(area, int(area > 0.985))
+
+
 def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
     """Yield the AUC within hospitals, and that of a guess by the hospital alone."""
     within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
     if within is not None and alone is not None:
-        guess = f"a guess by the hospital alone reaches {percent(alone)} of all pairs (AUC {number(alone)})"
-        text = f"Where both are of one hospital: {percent(within)} of pairs (AUC within hospitals {number(within)})"
+        guess = f"a guess by the hospital alone reaches {_pairs(alone)} of all pairs (AUC {number(alone)})"
+        text = f"Where both are of one hospital: {_pairs(within)} of pairs (AUC within hospitals {number(within)})"
         yield Sentence("auc-within", f"{text}; {guess}.")
 
 
