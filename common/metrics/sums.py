@@ -192,9 +192,9 @@ def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
     if isinstance(task, LanguageModel):
         return mine.moments == theirs.moments
     if isinstance(task, Regression):  # sums over groups are added in another order
-        (total, square), (other, its) = ((part.moments[0], part.moments[2]) for part in (mine, theirs))
-        most = ROUNDED * math.sqrt(mine.samples) * math.sqrt(max(square, its))
-        return math.isclose(square, its, rel_tol=ROUNDED) and abs(total - other) <= most
+        apart, ends = mine.moments[0] - theirs.moments[0], (mine.moments[2], theirs.moments[2])
+        most = ROUNDED * math.sqrt(mine.samples) * math.sqrt(max(ends))
+        return math.isclose(*ends, rel_tol=ROUNDED) and abs(apart) <= most
     return bool((mine.confusion.sum(2) == theirs.confusion.sum(2)).all())
 
 
