@@ -25,7 +25,7 @@ from rankdad.common.logs import MAX_LINE
 from rankdad.common.run.saved import saved_model
 from rankdad.common.run.standalone import Standalone
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import shown
+from rankdad.common.spec.tasks import decimals, shown
 from rankdad.given import Place, write_frame
 from rankdad.local.predicted import insert_first, read_predictions, typed
 from rankdad.local.prediction import key_name, predict_samples
@@ -271,5 +271,10 @@ class Run:
         test, intervals = self._checked.metrics.test or {}, self._checked.metrics.intervals
         names = sorted(self.spec.task.metrics, key=lambda name: name == "loss")
         found = [(name, value) for name in names if (value := test.get(name)) is not None]
-        between = {name: f"95 %: {one.low:.{DIGITS}f} to {one.high:.{DIGITS}f}" for name, one in intervals.items()}
-        return [(f"test {shown(name)}", f"{value:.{DIGITS}f}", between.get(name, "")) for name, value in found]
+        digits = {name: decimals(name, value, DIGITS) for name, value in found}
+        between = {
+            name: f"95 %: {intervals[name].low:.{places}f} to {intervals[name].high:.{places}f}"
+            for name, places in digits.items()
+            if name in intervals
+        }
+        return [(f"test {shown(name)}", f"{value:.{digits[name]}f}", between.get(name, "")) for name, value in found]

@@ -18,7 +18,7 @@ from rich.text import Text
 from rankdad.common.errors import counted, visible
 from rankdad.common.logs import MAX_LINE, MAX_PROGRESS
 from rankdad.common.metrics.summary import bound
-from rankdad.common.spec.tasks import shown
+from rankdad.common.spec.tasks import decimals, shown
 from rankdad.common.terminal import Drawing, can_draw, fitted, listed, sparkline
 from rankdad.page.history import History
 from rankdad.remote.results.progress import AGGREGATOR, Epoch, Progress
@@ -342,7 +342,7 @@ def figures(values: Mapping[str, float | int | None], auc_error: float | None) -
     for name, value in values.items():
         sign = "±" if value is not None else "may be off by"
         error = "" if name != "auc" or auc_error is None else f" ({sign} {bound(auc_error)})"
-        words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else 4)}{error}")
+        words.append(f"{shown(name)} {_number(value, 5 if name == 'auc' else decimals(name, value, 4))}{error}")
     return words
 
 

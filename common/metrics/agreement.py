@@ -22,8 +22,8 @@ def agreement(part: Parts, scale: float) -> dict[str, Any]:
 
     The mean difference (prediction − label), its standard deviation and the slope of differences over averages are
     exact. Quantiles lie within a cell of the grid: each has the cell's ends. `middle` is the share of differences that
-    lies between two of them, taken as if a cell's samples were spread evenly: 95 %, or of fewer samples 90 or 50 %, so
-    that `LEAST` of them lie beyond either end.
+    lies between two of them, taken as if a cell's samples were spread evenly, or up to its end if it has most of the
+    middle: 95 %, or of fewer samples 90 or 50 %, so that `LEAST` of them lie beyond either end.
 
     Source: J. M. Bland and D. G. Altman, Lancet 327 (1986) 307.
 
@@ -67,9 +67,10 @@ def _middle(counts: Tensor, scale: float) -> dict[str, float] | None:
         return None
     below, edges = torch.cat([torch.zeros(1), counts.cumsum(0)]).double(), difference_edges() * scale
     ends = []
-    for share in (tail, 1 - tail):
+    for share, outer in ((tail, 0.0), (1 - tail, 1.0)):
         cell = int((below[1:] >= share * number).nonzero()[0])
         inside = (share * number - float(below[cell])) / max(float(counts[cell]), 1e-9)
+        inside = outer if float(counts[cell]) > (0.5 - tail) * number else inside  # perhaps all at one place
         ends.append(float(edges[cell] + inside * (edges[cell + 1] - edges[cell])))
     return {"share": 1 - 2 * tail, "low": ends[0], "high": ends[1]}
 

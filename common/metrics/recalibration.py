@@ -38,21 +38,22 @@ def recalibrations(
 
     Returns:
         For each fit `slope` (below 1: predictions are too extreme) and `intercept`, fitted together by maximum
-        likelihood, and `in_the_large`, the intercept for slope 1 (below 0: risks are too high). Empty if there is no
-        maximum: a single outcome, constant predictions, or separable classes.
+        likelihood, and `in_the_large`, the intercept for slope 1 (below 0: risks are too high). The first two need
+        different predictions that do not separate the outcomes, and all of them both outcomes.
 
     Source: D. R. Cox, Biometrika 45 (1958) 562.
     """
     used = ((zeros + ones) > 0).any(0)
     zeros, ones = zeros[:, used], ones[:, used]
     z, half = ((edges[1:] + sign * edges[:-1])[used] / 2 for sign in (1, -1))
-    known = (zeros.sum(1) > 0) & (ones.sum(1) > 0) & (((zeros + ones) > 0).sum(1) > 1)
-    line = torch.stack([torch.ones_like(z), z])
-    whole = _maxima(line, torch.zeros_like(z), zeros, ones, half, known, pairs, used)
-    large = _maxima(line[:1], z, zeros, ones, half, known, pairs, used)
+    both = (zeros.sum(1) > 0) & (ones.sum(1) > 0)
+    line, several = torch.stack([torch.ones_like(z), z]), both & (((zeros + ones) > 0).sum(1) > 1)
+    whole = _maxima(line, torch.zeros_like(z), zeros, ones, half, several, pairs, used)
+    large = _maxima(line[:1], z, zeros, ones, half, both, pairs, used)
     return [
-        {} if both is None or alone is None else {"slope": both[1], "intercept": both[0], "in_the_large": alone[0]}
-        for both, alone in zip(whole, large, strict=True)
+        ({} if own is None else {"slope": own[1], "intercept": own[0]})
+        | ({} if alone is None else {"in_the_large": alone[0]})
+        for own, alone in zip(whole, large, strict=True)
     ]
 
 

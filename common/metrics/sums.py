@@ -22,6 +22,7 @@ OF_TEXT = ("tokens", "bytes")  # a language model's moments
 MAX_WIDTH = 30  # classes of a confusion matrix; with more, balanced accuracy has no interval over groups
 AVERAGES, DIFFERENCES = 16, 80  # cells of the grid for regression
 WIDEST_AVERAGE = 4.0  # label's standard deviations from its mean; the outermost cells also hold everything beyond
+ROUNDED = 1e-9  # relative tolerance of equal sums that were added in another order
 DIFFERENCE_FINENESS, DIFFERENCE_REACH = 4.0, 5.1  # asinh(4 · 20): differences beyond 20 deviations share a cell
 
 
@@ -190,8 +191,10 @@ def same_labels(task: TaskSpec, one: Tally, other: Tally) -> bool:
     mine, theirs = parts(task, one), parts(task, other)
     if isinstance(task, LanguageModel):
         return mine.moments == theirs.moments
-    if isinstance(task, Regression):  # equal sums of labels and of squares, for the same order of rows
-        return (mine.moments[0], mine.moments[2]) == (theirs.moments[0], theirs.moments[2])
+    if isinstance(task, Regression):  # sums over groups are added in another order
+        apart, ends = mine.moments[0] - theirs.moments[0], (mine.moments[2], theirs.moments[2])
+        most = ROUNDED * math.sqrt(mine.samples) * math.sqrt(max(ends))
+        return math.isclose(*ends, rel_tol=ROUNDED) and abs(apart) <= most
     return bool((mine.confusion.sum(2) == theirs.confusion.sum(2)).all())
 
 

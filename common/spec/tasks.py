@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -88,6 +89,12 @@ LABELS = {"auc": "AUC", "auc_within": "AUC within sites", "f1": "F1", "mae": "MA
 def measured(task: TaskSpec) -> tuple[Metric, ...]:
     """Return all metrics of a task: those of tests, then those between epochs."""
     return tuple(dict.fromkeys((*task.metrics, *task.monitors)))
+
+
+def decimals(metric: str, value: float | None, least: int = 3) -> int:
+    """Return `least`, or the number of decimals that shows three digits of a small loss or error."""
+    size = abs(value or 0.0) if metric in ("loss", "mae") else 0.0
+    return max(least, 2 - math.floor(math.log10(size))) if 1e-30 < size < 0.1 else least
 
 
 def shown(metric: str) -> str:

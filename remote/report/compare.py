@@ -8,6 +8,7 @@ from pathlib import Path
 from rankdad.common.documents import Part
 from rankdad.common.errors import UserError
 from rankdad.common.metrics.paired import WITHIN
+from rankdad.common.spec.tasks import decimals
 from rankdad.remote.report.differences import ends
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import STATUS, summed
@@ -73,13 +74,14 @@ def _metrics(runs: Sequence[RunResults]) -> list[list[str]]:
         values = [run.test.get(name) for run in runs]
         if any(value is not None for value in values):
             best, known = best_of(runs, name), [run.summary.metrics.intervals.get(name) for run in runs]
-            cells = [with_interval(*figure) for figure in zip(values, known, strict=True)]
+            cells = [with_interval(*figure, decimals(name, figure[0])) for figure in zip(values, known, strict=True)]
             stars = [" *" * (run is best) for run in runs]
             rows.append([NAMES[name], *(cell + star for cell, star in zip(cells, stars, strict=True))])
     for reference, caption in REFERENCES.items():
         if any(reference in shown_references(run) for run in runs):
             name = comparison_metric(runs[0])
-            rows.append([f"{NAMES[name]}, {caption}", *(number(reference_value(run, reference)[0]) for run in runs)])
+            reached = [reference_value(run, reference)[0] for run in runs]
+            rows.append([f"{NAMES[name]}, {caption}", *(number(one, decimals(name, one)) for one in reached)])
             for key, where in ((name, ""), (WITHIN, ", within hospitals")):
                 apart = [run.differences_from(reference).get(key) for run in runs]
                 if any(apart):

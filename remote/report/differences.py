@@ -9,6 +9,7 @@ from rankdad.common.metrics.paired import WITHIN as AUC_WITHIN
 from rankdad.common.metrics.paired_sums import IN_FOLDS, Difference
 from rankdad.common.rounds.scores import GUESS
 from rankdad.common.spec import Holdout, LeaveOneSiteOut
+from rankdad.common.spec.tasks import decimals
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.words import NAMES, Sentence, between, number, with_interval
 from rankdad.remote.results.comparison import excludes_zero, is_better
@@ -16,14 +17,16 @@ from rankdad.remote.results.run_results import RunResults
 
 AGAINST_GUESS = ("auc", "accuracy", "mae")
 SIGNIFICANT = 2  # digits of half an interval
+MOST = 6  # decimals of a difference that is not smaller
 WITHIN = "95\N{NO-BREAK SPACE}% interval"
 
 
 def digits(found: Difference) -> int:
     """Return the number of decimals that the interval's width justifies."""
     half = (found.high - found.low) / 2
-    places = 3 if half <= 0 else max(0, min(6, SIGNIFICANT - 1 - math.floor(math.log10(half))))
-    while places < 6 and any(end and not round(end, places) for end in (found.low, found.high)):
+    most = max(MOST, decimals("loss", max(abs(found.low), abs(found.high))))  # of an error in a large unit
+    places = 3 if half <= 0 else max(0, min(most, SIGNIFICANT - 1 - math.floor(math.log10(half))))
+    while places < most and any(end and not round(end, places) for end in (found.low, found.high)):
         places += 1  # an end of 0.000 would hide its sign
     return places
 
@@ -43,7 +46,7 @@ def signed(found: Difference) -> str:
 def apart(name: str, found: Difference) -> str:
     """Describe how far the model's metric is from another's, and whether the interval excludes 0."""
     if found.low == found.high:  # no two rows differ in it
-        return "as high" if not found.value else f"{number(abs(found.value))} {_direction(found)}"
+        return "as high" if not found.value else f"{number(abs(found.value), digits(found))} {_direction(found)}"
     places = digits(found)
     more = f"{number(abs(found.value), places)} {_direction(found)}"
     interval = f"{WITHIN} of the difference {between(found.low, found.high, places)}"
@@ -63,12 +66,13 @@ def against_guess(run: RunResults) -> Iterator[str]:
         interval = metrics.intervals.get(name)
         if metrics.baseline.get(name) is None or interval is None:
             continue
-        reached = f"The model's {NAMES[name]} is {number(run.test[name])}"
+        places = decimals(name, run.test[name])
+        reached = f"The model's {NAMES[name]} is {number(run.test[name], places)}"
         if name in compared:
             where = _where(run, compared[name])
             yield f"{reached}; compared on the same rows{where}, it is {apart(name, compared[name])}."
         else:
-            yield f"{reached} ({WITHIN} {between(interval.low, interval.high)})."
+            yield f"{reached} ({WITHIN} {between(interval.low, interval.high, places)})."
 
 
 def conditions(run: RunResults) -> Iterator[Sentence]:

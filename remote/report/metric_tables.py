@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,7 +10,7 @@ from typing import Any
 from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import bound
 from rankdad.common.spec import LeaveOneSiteOut
-from rankdad.common.spec.tasks import Classification, measured
+from rankdad.common.spec.tasks import Classification, decimals, measured
 from rankdad.remote.report.words import NAMES, NONE, between, number, percent, significant, span
 from rankdad.remote.results.run_results import (
     BASELINE,
@@ -55,7 +54,7 @@ def metrics_table(run: RunResults) -> NumberTable:
     unseen = isinstance(run.spec.evaluation, LeaveOneSiteOut)
     rows = []
     for name in run.spec.task.metrics:
-        digits, interval = _digits(name, test.get(name, 0.0)), metrics.intervals.get(name)
+        digits, interval = decimals(name, test.get(name)), metrics.intervals.get(name)
         sites, folds = metrics.sites.get(name, Spread()), metrics.folds.get(name, Spread())
         having = f"{sites.count} of {sites.count + sites.missing}"
         row = {
@@ -89,7 +88,7 @@ def site_table(run: RunResults, rows: Mapping[str, Mapping[str, float]]) -> Numb
     groups, columns = [("", len(head))], []
     for name in names:
         both = name not in RANKED and any(BASELINE + name in row for row in rows.values())
-        digits = _digits(name, median(row[name] for row in rows.values() if name in row))
+        digits = decimals(name, median(row[name] for row in rows.values() if name in row))
         columns += [(key, digits) for key in ([name, BASELINE + name] if both else [name])]
         weighted = name == "auc" and any("auc_weight" in row for row in rows.values())
         columns += [("auc_weight", 3)] * weighted
@@ -205,8 +204,3 @@ def confusion_table(run: RunResults) -> NumberTable | None:
 
 def _spread(spread: Spread, digits: int) -> str:
     return number(spread.mean, digits) + (f" ± {number(spread.sd, digits)}" if spread.sd else "")
-
-
-def _digits(name: str, value: float) -> int:
-    """Return 3, or the number of decimals that shows three digits of a small loss or error."""
-    return 2 - math.floor(math.log10(abs(value))) if name in ("loss", "mae") and 1e-30 < abs(value) < 0.1 else 3

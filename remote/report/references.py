@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.paired import LEAST, MAX_RANKED, WITHIN
 from rankdad.common.metrics.paired_sums import Difference
+from rankdad.common.spec.tasks import decimals
 from rankdad.remote.report.differences import apart, conditions, ends, signed
 from rankdad.remote.report.metric_tables import NumberTable
 from rankdad.remote.report.narrative import noun_of
@@ -48,10 +49,11 @@ def worth(run: RunResults) -> Iterator[Sentence]:
             text = f"{MODELS[reference]} was tested on only {had:,} of {tested:,.0f} rows, and is not compared"
             yield Sentence("reference-in-part", f"{text}: some trainings or hospitals have none.")
         if reached is not None:
-            ends_of = f" (95 % interval {between(interval.low, interval.high)})" if interval else ""
+            digits = decimals(name, reached)
+            ends_of = f" (95 % interval {between(interval.low, interval.high, digits)})" if interval else ""
             within = run.differences_from(reference).get(WITHIN)
             if reference == "linear" or within is None:
-                has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached)}{ends_of}"
+                has = f"{MODELS[reference]} has an {NAMES[name]} of {number(reached, digits)}{ends_of}"
                 yield Sentence("reference", f"{has}: {_apart(run, reference, reached)}.")
             else:
                 against = f"Against {MODELS[reference][0].lower()}{MODELS[reference][1:].removesuffix(',')}"
@@ -86,7 +88,9 @@ def _apart(run: RunResults, reference: str, reached: float) -> str:
     if name in found:
         return f"on the same rows this model's is {apart(name, found[name])}"
     more = gain(name, run.test[name], reached)
-    figures = "as good" if not more else f"{number(abs(more))} {'better' if more > 0 else 'worse'}"
+    figures = (
+        "as good" if not more else f"{number(abs(more), decimals(name, more))} {'better' if more > 0 else 'worse'}"
+    )
     others = [
         f"its {NAMES[other]} is {apart(other, found[other])}" for other in run.spec.task.metrics if other in found
     ]
@@ -112,8 +116,10 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
         yield Sentence("own-model-better-by-chance", text)
     if both and not found:
         figure, both_ways = f"the {NAMES[name]} of {what}", run.spec.tested_folds > 1
+        digits = decimals(name, run.test[name])
+        least = number(10**-digits, digits)
         text = f"At the one hospital, {figure} is not" if len(both) == 1 else f"At none of {of} is {figure}"
-        text += " better both by 0.001 over all rows and by fold." if both_ways else " better by 0.001 or more."
+        text += f" better both by {least} over all rows and by fold." if both_ways else f" better by {least} or more."
         yield Sentence("own-model-no-better", text)
     rows = run.by_site
     if missing := [site for site, row in rows.items() if row.get("samples") and not row.get(f"{reference}_samples")]:
@@ -122,9 +128,11 @@ def _where(run: RunResults, reference: str) -> Iterator[Sentence]:
 
 def _each(run: RunResults, found: Sequence[OwnModel]) -> str:
     less = "this model less its own" + ", by fold" * (run.spec.tested_folds > 1)
+    name = comparison_metric(run)
     return listed(
         [
-            f"{one.site} ({number(one.own)} against {number(one.shared)}"
+            f"{one.site} ({number(one.own, decimals(name, one.own))} against "
+            f"{number(one.shared, decimals(name, one.shared))}"
             + (f"; {less}: {signed(one.difference)})" if one.difference else ")")
             for one in found
         ]
@@ -137,8 +145,9 @@ def reference_table(run: RunResults) -> NumberTable | None:
     names = shown_references(run)
     if not names or name not in run.test:
         return None
-    pooled = [with_interval(run.test[name], run.summary.metrics.intervals.get(name))]
-    cells = [["all hospitals", *pooled, *(with_interval(*reference_value(run, reference)) for reference in names)]]
+    pooled, digits = (run.test[name], run.summary.metrics.intervals.get(name)), decimals(name, run.test[name])
+    of_all = [pooled, *(reference_value(run, reference) for reference in names)]
+    cells = [["all hospitals", *(with_interval(*one, digits) for one in of_all)]]
     within = within_hospitals(run, run.summary.metrics.within_sites)
     if name == "auc" and within is not None:
         others = (
@@ -152,7 +161,7 @@ def reference_table(run: RunResults) -> NumberTable | None:
         shown.sort(key=lambda site: gain(name, rows[site].get(name, 0.0), rows[site].get(theirs, 0.0)))
     keys = [name, *(f"{reference}_{name}" for reference in names)]
     for site in shown[:MAX_SITES]:
-        figures = [with_interval(rows[site].get(key), _interval(rows[site], key)) for key in keys]
+        figures = [with_interval(rows[site].get(key), _interval(rows[site], key), digits) for key in keys]
         cells.append([site, *figures])
     return NumberTable([NAMES[name], "this model", *(REFERENCES[reference] for reference in names)], cells)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rankdad.common.errors import counted
 from rankdad.common.metrics.site_calibration import differing
 from rankdad.common.spec import RunSpec
-from rankdad.common.spec.tasks import shown
+from rankdad.common.spec.tasks import decimals, shown
+from rankdad.remote.report.words import span
 from rankdad.remote.results.coefficients import opposite_coefficients, uncompared_sites
 from rankdad.remote.results.run_summary import RunMetrics, RunSummary, TunedModel
 from rankdad.remote.results.solving import solved
@@ -23,7 +25,8 @@ DIFFERING = {"in_the_large": "observed/expected", "slope": "calibration slope"}
 def _study(metrics: RunMetrics, spec: RunSpec) -> Iterator[str]:
     for name, interval in metrics.intervals.items():
         method = interval.method.replace("over groups", f"over {spec.group_noun}s")
-        yield f"         95 % interval of {shown(name)}: {interval.low:.4f} to {interval.high:.4f} ({method})"
+        ends = span(interval.low, interval.high, partial(_figure, name))
+        yield f"         95 % interval of {shown(name)}: {ends} ({method})"
     within, alone = metrics.within_sites.get("auc"), metrics.site_alone.get("auc")
     if within is not None and alone is not None:
         guess = f"of a guess that knows only the site {alone:.4f}"
@@ -35,10 +38,16 @@ def _study(metrics: RunMetrics, spec: RunSpec) -> Iterator[str]:
             yield f"         calibration differs between sites: {DIFFERING[name]} of {named}: {each}"
     for over, spreads in (("folds", metrics.folds), ("sites", metrics.sites)):
         several = [
-            f"{shown(name)} {one.mean:.4f} ± {one.sd:.4f}" for name, one in spreads.items() if one.sd is not None
+            f"{shown(name)} {_figure(name, one.mean)} ± {_figure(name, one.sd)}"
+            for name, one in spreads.items()
+            if one.mean is not None and one.sd is not None
         ]
         if several:
             yield f"         mean over {over}: {', '.join(several)}"
+
+
+def _figure(name: str, value: float) -> str:
+    return f"{value:.{decimals(name, value, 4)}f}"
 
 
 def _errors(coefficients: dict[str, Any]) -> Iterator[str]:

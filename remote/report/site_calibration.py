@@ -52,6 +52,21 @@ def calibration_differences(run: RunResults, outcome: int, risks: str = "its ris
         yield Sentence("hospitals-too-close", text)
 
 
+def of_one_kind(run: RunResults, outcome: int, name: str = "") -> Iterator[Sentence]:
+    """Yield the hospitals where no row has an outcome that was expected, or all have it: tests leave them out."""
+    found: dict[bool, dict[str, str]] = {False: {}, True: {}}
+    for site, one in run.site_calibration.get(outcome, {}).items():
+        ratio, events = one["observed_expected"], one["events"]
+        if events in (0, one["samples"]) and ratio and not ratio["low"] <= 1 <= ratio["high"]:
+            found[events > 0][site] = f"{site} ({number(one['expected'], 1)} of {one['samples']:,} were expected)"
+    for every, named in found.items():
+        if named:
+            which, how = ("Every row has", "low") if every else ("No row has", "high")
+            risks = f"the risks of {name}" if name else "its risks"
+            text = f"{which} {name or 'the outcome'} at {listed(list(named.values()))}: {risks} are too {how} there."
+            yield Sentence("hospitals-all" if every else "hospitals-none", text, tuple(named))
+
+
 def side_by_side(run: RunResults, outcome: int) -> Iterator[Sentence]:
     """Yield observed/expected events by hospital, or their range if there are many."""
     sites = run.site_calibration.get(outcome, {})

@@ -7,13 +7,13 @@ from typing import Any
 
 from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.spec.evaluation import Holdout, LeaveOneSiteOut
-from rankdad.common.spec.tasks import Classification, LanguageModel, Regression
+from rankdad.common.spec.tasks import Classification, LanguageModel, Regression, decimals
 from rankdad.common.spec.written import Tabular
 from rankdad.remote.report.coefficient_tables import opposite_effects
 from rankdad.remote.report.differences import signed
 from rankdad.remote.report.narrative import baseline_name, noun_of, rows_tested
 from rankdad.remote.report.references import worth
-from rankdad.remote.report.site_calibration import calibration_differences, side_by_side
+from rankdad.remote.report.site_calibration import calibration_differences, of_one_kind, side_by_side
 from rankdad.remote.report.words import Sentence, between, count, listed, number, percent, span
 from rankdad.remote.results.comparison import (
     differences_from_guess,
@@ -154,7 +154,7 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
             "mae", f"On average its predictions are {_short(test['mae'])} off{f' ({within})' * bool(within)}."
         )
         return
-    pairs = percent(test["auc"], int(test["auc"] > 0.985))
+    pairs = _pairs(test["auc"])
     area = ", ".join(filter(None, (f"AUC {number(test['auc'])}", within, "50 % is chance")))
     if run.only_outcome:
         of_two = f"Of two {noun}s, one with the outcome and one without it, the first gets the higher risk"
@@ -166,12 +166,16 @@ def _quality(run: RunResults) -> Iterator[Sentence]:
         yield Sentence("auc", f"It ranks a {noun} {'of ' * classes}{which} in {pairs} of pairs, {mean} ({area}).")
 
 
+def _pairs(area: float) -> str:
+    return percent(area, int(area > 0.985))
+
+
 def _of_hospitals(run: RunResults) -> Iterator[Sentence]:
     """Yield the AUC within hospitals, and that of a guess that knows only the hospital."""
     within, alone = within_hospitals(run, run.summary.metrics.within_sites), run.summary.metrics.site_alone.get("auc")
     if within is not None and alone is not None:
-        guess = f"a guess that knows only the hospital reaches {percent(alone)} of all pairs (AUC {number(alone)})"
-        text = f"Where both are of one hospital: {percent(within)} of pairs (AUC within hospitals {number(within)})"
+        guess = f"a guess that knows only the hospital reaches {_pairs(alone)} of all pairs (AUC {number(alone)})"
+        text = f"Where both are of one hospital: {_pairs(within)} of pairs (AUC within hospitals {number(within)})"
         yield Sentence("auc-within", f"{text}; {guess}.")
 
 
@@ -195,11 +199,14 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
         guess, test = finite(run.summary.metrics.baseline), run.test
         if {"accuracy"} <= guess.keys() & test.keys():
             right, guessed = percent(test["accuracy"]), percent(guess["accuracy"])
-            yield Sentence("accuracy", f"It is right in {right} of cases; {baseline_name(run)} is in {guessed}.")
+            of = "cases" if isinstance(run.spec.task, Classification) else "labels"
+            yield Sentence("accuracy", f"It is right in {right} of {of}; {baseline_name(run)} is in {guessed}.")
         for name, several in run.outcomes.items():
             yield from calibration_differences(run, several["outcome"], f"the risks of {name}")
+            yield from of_one_kind(run, several["outcome"], name)
         return
     yield from list(calibration_differences(run, one["outcome"])) or calibrated(one)
+    yield from of_one_kind(run, one["outcome"])
     if list(run.miscalibrated(one["outcome"])) == ["slope"]:
         yield from on_the_whole(one)
     yield from side_by_side(run, one["outcome"])
@@ -215,24 +222,25 @@ def _risk(run: RunResults) -> Iterator[Sentence]:
 
 def calibrated(one: dict[str, Any]) -> Iterator[Sentence]:
     """Yield the calibration of an outcome's risks if hospitals do not differ in it."""
-    slope, large = (one["recalibration"].get(name) for name in ("slope", "in_the_large"))
-    if slope is None or large is None:
-        return
+    if slope := one["recalibration"].get("slope"):
+        yield _spread_of_risks(slope)
+    yield from on_the_whole(one)
+
+
+def _spread_of_risks(slope: dict[str, float]) -> Sentence:
     value, low, high = (slope[name] for name in ("value", "low", "high"))
     close, found = abs(value - 1) <= CLOSE, f"calibration slope {number(value, 2)}"
     found += f", 95 % interval {between(low, high, 2)}"
     if high < 0:
         rarer = "the higher they are, the rarer the outcome"
-        yield Sentence("upside-down", f"Its risks are upside down: {rarer} ({found}).")
-    elif high < 1 - CLOSE / 2 or (high < 1 and not close):
-        yield Sentence("too-far-apart", f"High risks are too high and low ones too low ({found}).")
-    elif low > 1 + CLOSE / 2 or (low > 1 and not close):
-        yield Sentence("too-close", f"Its risks are too close to the average ({found}).")
-    elif close and max(1 - low, high - 1) <= FAR:
-        yield Sentence("spread-right", f"The spread of its risks is about right ({found}).")
-    else:
-        yield Sentence("spread-unknown", f"Too few were tested to judge the spread of its risks ({found}).")
-    yield from on_the_whole(one)
+        return Sentence("upside-down", f"Its risks are upside down: {rarer} ({found}).")
+    if high < 1 - CLOSE / 2 or (high < 1 and not close):
+        return Sentence("too-far-apart", f"High risks are too high and low ones too low ({found}).")
+    if low > 1 + CLOSE / 2 or (low > 1 and not close):
+        return Sentence("too-close", f"Its risks are too close to the average ({found}).")
+    if close and max(1 - low, high - 1) <= FAR:
+        return Sentence("spread-right", f"The spread of its risks is about right ({found}).")
+    return Sentence("spread-unknown", f"Too few were tested to judge the spread of its risks ({found}).")
 
 
 def on_the_whole(one: dict[str, Any]) -> Iterator[Sentence]:
@@ -314,7 +322,7 @@ def _each(sites: Sequence[str], known: dict[str, Difference]) -> str:
 
 
 def _short(value: float) -> str:
-    return number(value, 3 if abs(value) < 1 else 2 if abs(value) < 100 else 1)
+    return number(value, decimals("mae", value) if abs(value) < 1 else 2 if abs(value) < 100 else 1)
 
 
 def cautions(run: RunResults) -> Iterator[Sentence]:

@@ -31,7 +31,7 @@ Code = Literal[
     "predicts", "studied", "events", "label", "mae", "auc", "auc-within", "hardly-found", "class-untested", "accuracy",
     "bits-per-byte", "brier", "brier-no-smaller", "r2", "r2-no-smaller", "between",
     "upside-down", "too-far-apart", "too-close", "spread-right", "spread-unknown", "too-high", "too-low",
-    "calibration-by-hospital", "calibration-of-many",
+    "calibration-by-hospital", "calibration-of-many", "hospitals-none", "hospitals-all",
     "hospitals-differ", "hospitals-off", "hospitals-cancel", "hospitals-upside-down",
     "hospitals-too-far-apart", "hospitals-too-close",
     "reference", "reference-within", "reference-everywhere", "everywhere-misleads", "in-folds", "conditions",

@@ -10,7 +10,7 @@ from rankdad.common.metrics.intervals import Interval
 from rankdad.common.metrics.paired import WITHIN
 from rankdad.common.metrics.paired_sums import Difference
 from rankdad.common.rounds.scores import GUESS
-from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression
+from rankdad.common.spec.tasks import LOWER_IS_BETTER, Metric, Regression, decimals
 from rankdad.remote.results.paired_folds import DIFFERENCE
 from rankdad.remote.results.run_results import BASELINE, RunResults, finite
 from rankdad.remote.results.run_summary import Values
@@ -71,7 +71,8 @@ def primary_difference(run: RunResults, reference: str) -> tuple[str, Difference
 
 def gain(name: Metric, model: float, other: float) -> float:
     """Return the model's advantage over another, from rounded figures; negative if it is worse."""
-    difference = round(model, DIGITS) - round(other, DIGITS)
+    digits = decimals(name, model, DIGITS)
+    difference = round(model, digits) - round(other, digits)
     return -difference if name in LOWER_IS_BETTER else difference
 
 
@@ -149,7 +150,7 @@ def best_of(runs: Sequence[RunResults], name: Metric) -> RunResults | None:
         if own is None or other is None:
             return None
         overlap = own.low <= other.high and other.low <= own.high
-        if run is not best and (overlap or round(run.test[name], DIGITS) == round(best.test[name], DIGITS)):
+        if run is not best and (overlap or not gain(name, best.test[name], run.test[name])):
             return None
     return best
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.library import simulate
 from rankdad.local.admission import admitted
+from rankdad.local.sums import linear_sets
 from rankdad.remote.report.references import worth
 from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.results.run_results import read_results
@@ -93,6 +95,14 @@ def test_where_steps_are_refused_as_well_the_refusal_names_both_lines_of_the_pol
     with pytest.raises(FewSamplesError) as refused:
         admitted(Policy(min_rows=4, rows_per_rank=4), steps, plan, data)
     assert "rows_per_rank" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("fewest", "differs"), [(2, True), (1, False)])
+def test_no_sum_is_withheld_of_one_row(folder: Path, fewest: int, differs: bool) -> None:
+    """Three rows to train on were refused as "0 samples, but none of fewer than 1"."""
+    spec = validate(RunSpec, document("sick", training={"solver": "exact"}))
+    data = read_site(spec, folder / "small", 2)
+    assert (linear_sets(spec, replace(data, fewest=fewest)).differ < len(data.samples)) == differs
 
 
 @pytest.mark.parametrize(

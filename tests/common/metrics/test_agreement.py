@@ -50,6 +50,17 @@ def test_the_middle_is_where_rows_lie_and_not_where_a_normal_distribution_would_
     assert found["mean"] - 1.96 * found["sd"] < 1.5 * low or found["mean"] + 1.96 * found["sd"] > 1.5 * high
 
 
+@pytest.mark.parametrize("right", [40, 26])
+def test_the_middle_has_the_rows_that_are_right(right: int) -> None:
+    """Half of the predictions were said to lie between 0.008 and 0.024 of the true value, though all were right."""
+    outputs, labels = draw(TASK, 40, 3)
+    outputs[:right, 0] = labels[:right]
+    middle = agreement(parts(TASK, tallied(TASK, outputs, labels)), 1.0)["middle"]
+    inside = ((outputs[:, 0] - labels >= middle["low"]) & (outputs[:, 0] - labels <= middle["high"])).double().mean()
+    assert middle["low"] <= 0 <= middle["high"]
+    assert float(inside) >= middle["share"] == 0.5
+
+
 @pytest.mark.parametrize(("count", "share"), [(31, None), (32, 0.5), (159, 0.5), (160, 0.9), (319, 0.9), (320, 0.95)])
 def test_eight_rows_lie_beyond_either_end_of_the_middle(count: int, share: float | None) -> None:
     outputs, labels = draw(TASK, count, 2)

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from rankdad.common.metrics.intervals import intervals
-from rankdad.common.metrics.sums import Tally, parts, tally
+from rankdad.common.metrics.sums import Tally, parts, same_labels, tally
 from rankdad.common.spec.tasks import Classification, Metric, MultiLabel, Regression, TaskSpec
-from tests.common.metrics.samples import TASKS, draw, losses
+from tests.common.metrics.samples import TASKS, draw, losses, tallied
 
 Array = NDArray[Any]
 BINARY, NUMBER = Classification(classes=2), Regression(name="regression")
@@ -129,3 +129,14 @@ def test_copies_of_samples_leave_intervals_as_they_are(task: TaskSpec) -> None:
 def test_without_groups_a_tally_is_as_it_was() -> None:
     for task in TASKS:
         assert parts(task, tally(task, *draw(task, 9, 0), torch.zeros(9))).clusters is None
+
+
+def test_labels_are_equal_in_any_order_of_rows() -> None:
+    """A tally over groups adds rows in the order of their groups, that of a guess in the table's."""
+    for scale in (1e-9, 1.0, 1e9):
+        outputs, labels = draw(NUMBER, 301, 5, scale)
+        order, groups = torch.randperm(301, generator=torch.Generator().manual_seed(1)), torch.arange(301) // 3
+        alike = tallied(NUMBER, outputs[order], labels[order], groups=groups)
+        assert same_labels(NUMBER, alike, tallied(NUMBER, 0 * outputs, labels))
+        labels[7] *= 1 + 1e-4
+        assert not same_labels(NUMBER, alike, tallied(NUMBER, outputs, labels))

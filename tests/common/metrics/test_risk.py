@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 import torch
 from sklearn import metrics as oracle
 from sklearn.linear_model import LogisticRegression
@@ -129,14 +130,20 @@ def test_net_benefit_is_that_of_its_definition() -> None:
 
 def test_what_has_no_answer_is_none_and_no_error() -> None:
     outputs, labels = draw(BINARY, 40, 7)
-    for given, true in (
-        (outputs, torch.zeros(40, dtype=torch.int64)),  # one outcome
-        (torch.zeros(40, 2), labels),  # one prediction for all
-        (torch.stack([-labels, labels], dim=1) * 8.0, labels),  # no error at all
+    for given, true, known in (
+        (outputs, torch.zeros(40, dtype=torch.int64), {}),  # one outcome
+        (torch.zeros(40, 2), labels, {"in_the_large"}),  # one prediction for all
+        (torch.stack([-labels, labels], dim=1) * 8.0, labels, {"in_the_large"}),  # no error at all
     ):
         part = parts(BINARY, pooled(BINARY, given.double(), true, [20, 20]))
         found = risk_summary(Risks.of(part.scores[1], 0.0), float(part.brier[1]))
-        assert found["recalibration"] == {}
+        assert set(found["recalibration"]) == set(known)
+        if known:  # the intercept at slope 1 needs no different or mixed risks
+            offset = (given[:, 1] - given[:, 0]).double().numpy()
+            theirs = sm.GLM(true.numpy(), np.ones(40), family=sm.families.Binomial(), offset=offset).fit()
+            ours = found["recalibration"]["in_the_large"]
+            assert ours["value"] == pytest.approx(theirs.params[0], abs=0.05)
+            assert (ours["high"] - ours["value"]) / 1.96 == pytest.approx(theirs.bse[0], rel=0.05)
         assert all(value is None or np.isfinite(value) for value in found.values() if isinstance(value, float))
 
 

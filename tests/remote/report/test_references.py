@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from rankdad.common.metrics.paired_sums import Difference
+from rankdad.common.spec.tasks import decimals
 from rankdad.remote.report.compare import compare
 from rankdad.remote.report.differences import apart as in_words
+from rankdad.remote.report.differences import ends
 from rankdad.remote.report.references import reference_table, worth
 from rankdad.remote.report.run_report import report
+from rankdad.remote.report.verdict import topics
 from rankdad.remote.results.run_results import RunResults, read_results
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_document, run_spec, written_data
@@ -154,3 +157,21 @@ def test_runs_side_by_side_show_their_references(finished: Path, tmp_path: Path)
     assert rows["AUC, each hospital alone"][1] == "0.600"
     assert rows["AUC, linear, all hospitals"][1] == "–"
     assert rows["AUC, linear, all hospitals"][0] != "–"
+
+
+def test_small_errors_keep_their_digits(tmp_path: Path) -> None:
+    """A label such as 0.00005 had an error of 0.000, and no hospital's own model could be better."""
+    mae, local = 6.05e-7, {"samples": 90, "values": {"mae": 5.12e-7}}
+    sites = "site,samples,mae,local_samples,local_mae\nalpha,90,6.05e-7,90,5.12e-7\n"
+    found = read_results(made(tmp_path / "run", {"mae": mae}, sites, "regression", local=local))
+    first, second, *_ = worth(found)
+    assert "0.000000512" in first.text
+    assert "0.000000093" in first.text
+    assert second.code == "own-model-better-by-chance"
+    assert any("0.000000605" in one.text for one in topics(found)["How far off it is"])
+    table = reference_table(found)
+    assert table is not None
+    assert [row[1:] for row in table.rows] == [["0.000000605", "0.000000512"]] * 2
+    assert ends(Difference(-7.2e-7, -8.1e-7, -6.3e-7, "")) == "−0.000000720 (−0.000000810 to −0.000000630)"
+    assert decimals("mae", 0.05) == 4
+    assert decimals("auc", 1e-5) == 3

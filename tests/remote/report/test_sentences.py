@@ -60,8 +60,16 @@ def risks(**changes: Any) -> Changes:
     return {"risks": [risk(**changes)]}
 
 
+def unsloped(large: Changes) -> Changes:
+    """Risks of which too few were tested for a slope, or which separate the outcomes."""
+    return risks(recalibration={"in_the_large": large})
+
+
 def skill(value: float) -> Changes:
     return risks(brier_skill=value, brier=0.2, brier_of_prevalence=0.21)
+
+
+COUNTS = {"samples": 90, "events": 12, "expected": 10.0}
 
 
 def apart(
@@ -77,6 +85,7 @@ def apart(
     sites = [
         {
             "site": site,
+            **COUNTS,
             "observed_expected": ends(1.2, 1.1, 1.3),
             "recalibration": {"in_the_large": own, "slope": (slope if site == "north" else None) or ends(1, 0.9, 1.1)},
         }
@@ -88,10 +97,17 @@ def apart(
 
 def hospitals_calibrated(count: int) -> Changes:
     sites = [
-        {"site": f"h{place}", "observed_expected": ends(1, 0.9, 1.1), "recalibration": {}} for place in range(count)
+        {"site": f"h{place}", **COUNTS, "observed_expected": ends(1, 0.9, 1.1), "recalibration": {}}
+        for place in range(count)
     ]
     differ = {"outcome": 1, "differ": {"in_the_large": 0.5, "slope": 0.5}, "sites": sites}
     return risks() | {"calibration_by_site": [differ]}
+
+
+def of_one_kind(events: int, low: float, high: float) -> Changes:
+    site = {"site": "north", "events": events, "samples": 90, "expected": 40.0, "recalibration": {}}
+    site |= {"observed_expected": ends((low + high) / 2, low, high)}
+    return risks() | {"calibration_by_site": [{"outcome": 1, "differ": {}, "sites": [site]}]}
 
 
 def guessed(low: float, high: float, *, both: bool = False) -> Changes:
@@ -204,6 +220,16 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
     ("spread-right", risks(slope=ends(1.0, 0.5, 1.5)), risks(slope=ends(1.0, 0.49, 1.5))),
     ("spread-unknown", risks(slope=ends(1.0, 0.49, 1.5)), risks(slope=ends(1.0, 0.5, 1.5))),
     ("too-high", risks(large=ends(-1, -2, -0.01)), risks(large=ends(-1, -2, 0.0))),
+    ("too-high", unsloped(ends(-1, -2, -0.01)), unsloped(ends(-1, -2, 0.0))),
+    ("too-low", unsloped(ends(1, 0.01, 2)), unsloped(ends(1, 0.0, 2))),
+    ("hospitals-none", of_one_kind(0, 0.0, 0.9), of_one_kind(0, 0.0, 1.0)),
+    ("hospitals-none", of_one_kind(0, 0.0, 0.9), of_one_kind(1, 0.0, 0.9)),
+    (
+        "hospitals-none",
+        of_one_kind(0, 0.0, 0.9) | {"task": THREE, "risks": [risk(), risk(outcome=2)]},
+        of_one_kind(0, 0.0, 1.0) | {"task": THREE, "risks": [risk(), risk(outcome=2)]},
+    ),
+    ("hospitals-all", of_one_kind(90, 1.1, 3.0), of_one_kind(90, 1.0, 3.0)),
     ("too-low", risks(large=ends(1, 0.01, 2)), risks(large=ends(1, 0.0, 2))),
     ("hospitals-differ", apart(0.0249), apart(0.025)),
     ("too-high", apart(of_large=0.5, whole=ends(-1, -2, -0.01)), apart(whole=ends(-1, -2, -0.01))),
