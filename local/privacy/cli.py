@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankdad.common.errors import FAILED, UserError, counted, visible
-from rankdad.common.files import cannot_write
+from rankdad.common.files import cannot_write, give_to_owner
 
 if TYPE_CHECKING:
     from rankdad.local.config import SiteConfig
@@ -52,6 +52,7 @@ def disclosures(
         text = render("disclosures.html", site=config.name, runs=rows, told=_total(config, log))
         try:
             report.write_text(text, encoding="utf-8")
+            give_to_owner(report)
         except OSError as error:
             raise cannot_write(report, error, "--report") from None
         typer.echo(f"wrote {report}")
@@ -131,6 +132,7 @@ def export_log(
     try:
         with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
             written.write(content)
+        give_to_owner(output)
     except OSError as error:
         raise cannot_write(output, error, "FILE") from None
     typer.echo(f"{output} holds the log of {config.name}; stop the site here before another machine uses it")
@@ -157,8 +159,12 @@ def import_log(
             field="policy",
             file=path,
         )
-    restore(Path(config.privacy), config.name, log, source, [Path(config.output)])
-    write_whole(path, policy.text())
+
+    def keep_policy() -> None:
+        if not path.exists():
+            write_whole(path, policy.text(), field="policy")
+
+    restore(Path(config.privacy), config.name, log, source, [Path(config.output)], keep_policy)
     typer.echo(f"{config.privacy} holds the log of {config.name}, and {path} its policy")
     if config.policy is None:
         typer.echo(f'add to {file}: "policy": "{FILE}"')

@@ -309,6 +309,16 @@ def test_without_encryption_a_proxy_is_asked_to_pass_every_request_on(server: Se
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("place", ["127.0.0.1:1", "proxy.invalid:3128"])
+def test_a_proxy_that_is_not_there_is_named_and_not_the_aggregator(scheme: str, place: str) -> None:
+    config = config_of(0, aggregator=f"{scheme}://far.example:8765", proxy=f"http://me:secret@{place}", patience=0.1)
+    with AggregatorClient(config) as client, pytest.raises(UserError, match=place) as error:
+        client.run()
+    assert (error.value.code, error.value.field) == ("unreachable", "proxy")
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_proxy_that_wants_another_password_is_said_without_ours(
     server: Server, scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -166,6 +166,15 @@ def test_the_log_moves_encrypted_and_never_onto_another(
     assert code("privacy", "import", tmp_path / "moved.json", moved) == "not-an-export"
 
 
+def test_a_restored_log_is_nowhere_without_its_policy(site: Path, tmp_path: Path, cheap: None) -> None:
+    """With a read-only kit, the log was restored, and later commands found it there already."""
+    moved, again = tmp_path / "log.rankdad", tmp_path / "moved.json"
+    said("privacy", "export", site, moved)
+    again.write_text(again.read_text().replace("{", '{"policy": "/proc/policy.json", ', 1))
+    assert code("privacy", "import", again, moved) == "cannot-write"
+    assert not (tmp_path / "moved" / FILE).exists()
+
+
 def test_looking_makes_no_log(tmp_path: Path, site: Path) -> None:
     assert code("disclosures", tmp_path / "beta.json") == "no-log"
     assert not (tmp_path / "beta" / FILE).exists()
