@@ -71,7 +71,7 @@ def check(
                 show_contribution(config.name, *check_site(config, run, lines), _wide_console())
             except UserError as error:
                 end_with(error)
-                raise typer.Exit(FAILED) from None
+                raise typer.Exit(error.exit_code) from None
             return
         config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
         try:

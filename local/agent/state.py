@@ -51,17 +51,17 @@ class Decision(Part):
     reason: str = ""
 
 
-def owners_of(config: SiteConfig) -> dict[str, str]:
-    """Return the owner of each run in the site's audit log, by the run's identity."""
+def offered_to(config: SiteConfig) -> dict[str, tuple[str, str]]:
+    """Return name and owner of each run in the site's audit log, by the run's identity."""
     try:
         lines = (Path(config.output) / AUDIT).read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}  # a site without an agent has none
-    found = dict[str, str]()
+    found = dict[str, tuple[str, str]]()
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # a line cut off on a full disk
             told = json.loads(line)
-            found[told["id"]] = told["owner"]
+            found[told["id"]] = told.get("run", ""), told["owner"]
     return found
 
 
