@@ -153,6 +153,7 @@ class Client:
                 raise UnreachableError(
                     f"{self._url}: no {who} for {self._patience:.0f} s ({problem}): is it running, and is the "
                     "address right?",
+                    code="unreachable",
                     field=field,
                 )
             pause = min(max(delay, wanted), left)
