@@ -69,7 +69,7 @@ def _context(config: Member) -> ssl.SSLContext:
 def _unusable(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
-            return "do not belong together: the key is another certificate's; name the pair of one kit"
+            return "cannot be used: the key belongs to another certificate; name both of one kit"
         return f"is not valid PEM without a passphrase ({error.reason or 'no certificate in it'})"
     return f"cannot be read: {error.strerror}"
 

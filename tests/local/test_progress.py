@@ -21,6 +21,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.local.agent.words import what_leaves, what_small_steps_send, what_tests_send
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
+from rankdad.local.sent import sent
 from rankdad.simulations.cli import mount
 from tests.conftest import run_document, site_config, write_policy, write_site
 from tests.remote.serving import serving
@@ -39,6 +40,9 @@ def test_a_site_says_a_line_for_every_fold_and_epoch(
     alone: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 1}}
     with serving(tmp_path / "run", **alone, evaluation={"name": "k-fold", "folds": 2}) as served:
         run_site(site_config(served.port, **places, policy=write_policy(tmp_path)))
+    found = sent(tmp_path / "out", served.aggregator.run_id)
+    assert found.keys() >= {"hello", "step", "evaluation"}
+    assert all(one.bytes > one.messages > 0 for one in found.values())
     out, err = capsys.readouterr()
     lines = [line.removeprefix("alpha: ") for line in out.splitlines()[:-1]]
     if kind == "json":
