@@ -67,7 +67,7 @@ def disclosures(
     from rankdad.common.terminal import console_here
 
     table = Table()
-    for name in ("run", "began", "with", "patients", "parts", "smallest part", "counted numbers / cells"):
+    for name in ("run", "began", "with", "patients", "parts", "smallest part", "cells disclosed (at most)"):
         table.add_column(name, overflow="fold")  # nothing is cut
     for one in _rows(found, config):
         cells = (
