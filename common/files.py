@@ -67,7 +67,7 @@ def give_to_owner(path: Path) -> None:
         OSError: root may not do so here.
     """
     folder = path.absolute().parent.stat()
-    if os.geteuid() == 0 and folder.st_uid != 0:
+    if os.geteuid() == 0 and folder.st_uid != 0 and path.lstat().st_uid == 0:  # over NFS, root may be another user
         os.chown(path, folder.st_uid, folder.st_gid, follow_symlinks=False)
 
 

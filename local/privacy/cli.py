@@ -223,7 +223,15 @@ def _rows(runs: Iterable[Disclosed], config: SiteConfig) -> Iterator[dict[str, A
     from rankdad.local.agent.words import READ_AS
     from rankdad.local.sent import sent
 
-    known = {"name": "a run", "task": "", "method": "", "columns": [], "outcome": [], "sites": [], "warnings": None}
+    known: dict[str, Any] = {
+        "name": "a run",
+        "task": "",
+        "method": "",
+        "columns": [],
+        "outcome": [],
+        "sites": [],
+        "warnings": None,
+    }
     offered = offered_to(config)
     for one in runs:
         purpose = known | one.purpose  # older versions wrote fewer keys

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from rankdad.common.errors import UserError
 from rankdad.common.logs import MAX_PROGRESS, LogOptions, set_up
 from rankdad.common.models import build_model
 from rankdad.common.policy import Policy
@@ -129,8 +130,8 @@ def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path, asked: str)
 @pytest.mark.parametrize("smooth", [True, False])
 def test_check_approval_and_log_agree_about_tests_and_small_steps(tmp_path: Path, smooth: bool) -> None:
     """Predictions stayed here, left approximately, and left by columns, in three sentences about one run."""
-    told = check(tmp_path, table(), {"training": {"solver": "steps"}}, min_rows=4, keyed_folds=not smooth)
-    told = " ".join(told.output.split())
+    done = check(tmp_path, table(), {"training": {"solver": "steps"}}, min_rows=4, keyed_folds=not smooth)
+    told = " ".join(done.output.split())
     spec = RunSpec.read(tmp_path / "run.json")
     policy = Policy.read(str(tmp_path / "policy.json"))
     asked = "\n".join(what_leaves(spec, make_plan(spec, build_model(spec)), policy, "anna"))
@@ -150,13 +151,13 @@ def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
     if what == "cell":
         found.loc[4, "age"] = "<30"
     done = check(tmp_path, found, **({"min_rows": 50} if what == "policy" else {}))
-    assert done.exit_code == 2, "as online"
+    assert isinstance(done.exception, UserError), "with status 2, as online"
     document = json.loads((tmp_path / "run.json").read_text())["run"]
     with serving(tmp_path / "run", **document) as served:
         config = SiteConfig.read(tmp_path / "site.json")
         with pytest.raises(Exception, match=r"row 6, column age" if what == "cell" else r"policy allows") as error:
             run_site(config.model_copy(update={"aggregator": f"http://127.0.0.1:{served.port}"}))
-    assert f"error: {error.value}" in done.output
+    assert str(error.value) == str(done.exception)
     assert threading.active_count() < 20
 
 
