@@ -33,6 +33,7 @@ STATUSES = {  # with which commands end
 }
 CODE = r"^[a-z0-9]+(-[a-z0-9]+)*$"  # as every error's is written
 RECOVERABLE = frozenset({"cannot-write", "log-out-of-reach", "sample-changed"})  # mended while the run waits
+ENDED = "stopped"  # of the aggregator: a hospital or the owner has ended the run
 DATA_REFUSED = "data-refused"  # what others hear in place of a code that tells of data
 REASON_CHARACTERS = 500  # longest reason that travels: enough for a sentence, too little for data
 
@@ -251,8 +252,8 @@ class FewSamplesError(PolicyError):
 class UnreachableError(UserError):
     """The aggregator did not answer in time."""
 
-    def __init__(self, sentence: str, *, code: str = "unreachable") -> None:
-        super().__init__(sentence, code=code)
+    def __init__(self, sentence: str, *, code: str = "unreachable", field: str = "") -> None:
+        super().__init__(sentence, code=code, field=field)
 
 
 class ProtocolError(RankdadError):
@@ -309,4 +310,5 @@ class RunFailedError(RankdadError):
 
     def __init__(self, site: str, reason: str, *, code: str, field: str = "") -> None:
         self.reason = visible(reason)
-        super().__init__(f"{site} failed: {self.reason}", code=code, field=field, site=site)
+        says = "the run was ended" if (site, code) == ("aggregator", ENDED) else f"{site} failed"
+        super().__init__(f"{says}: {self.reason}", code=code, field=field, site=site)

@@ -60,6 +60,17 @@ def open_private(path: Path) -> BinaryIO:
     return os.fdopen(file, "wb")
 
 
+def give_to_owner(path: Path) -> None:
+    """Give what root has written, such as by `docker exec`, to the owner of its folder, whose processes read it.
+
+    Raises:
+        OSError: root may not do so here.
+    """
+    folder = path.absolute().parent.stat()
+    if os.geteuid() == 0 and folder.st_uid != 0 and path.lstat().st_uid == 0:  # over NFS, root may be another user
+        os.chown(path, folder.st_uid, folder.st_gid, follow_symlinks=False)
+
+
 def cannot_write(path: str | Path, error: OSError, field: str = "") -> UserError:
     """Return the error of what could not be written, with a remedy.
 
@@ -138,10 +149,11 @@ def write_whole(path: Path, text: str, *, private: bool = False, field: str = ""
         UserError: it cannot be written.
     """
     temporary = path.with_suffix(".tmp")
+    make_folder(path.parent, field=field)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
         temporary.touch(0o600 if private else 0o666, exist_ok=False)
+        give_to_owner(temporary)
         temporary.write_text(text, encoding="utf-8")
         sync_path(temporary)
         os.replace(temporary, path)  # noqa: PTH105
@@ -161,7 +173,10 @@ def make_folder(path: Path, *, private: bool = False, field: str = "") -> Path:
         UserError: it cannot be created.
     """
     try:
+        missing = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        for one in reversed(missing):
+            give_to_owner(one)
     except OSError as error:
         raise cannot_write(path, error, field) from None
     return path
@@ -175,8 +190,13 @@ def check_writable(folder: Path, field: str) -> None:
     """
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "this user may not write there: chown or chmod it"
+        if not there.is_dir():
+            why = f"{there} is no folder: remove it"
+        elif os.statvfs(there).f_flag & os.ST_RDONLY:
+            why = f"{there} is read-only: mount it writable"
         raise UserError(
-            f"{field}: {folder} cannot be written: {there} is read-only, or no folder; name another one in {field}",
+            f"{field}: {folder} cannot be written: {why}, or name another one in {field}",
             code="cannot-write",
             field=field,
         )

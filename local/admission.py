@@ -26,6 +26,7 @@ from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.common.spec.tasks import LanguageModel
 from rankdad.common.spec.text import SPECIAL, UNKNOWN, TextData
+from rankdad.local.agent.words import BINARY_ROWS
 from rankdad.local.privacy.cells import StepNumbers, check_numbers, check_texts
 from rankdad.local.privacy.disclosed import (
     REPEATED,
@@ -56,7 +57,12 @@ STEPS = "training by steps (training.solver)"
 NO_SUMS = "the model is trained by steps, at all sites"
 EVALUATED = "figures of fewer samples: of one they are its label and its score"
 MAX_MOVED = 10  # columns that a note names
-BINARY_ROWS = 32  # samples of a step from which columns of 0 and 1 are hard to read off its sums
+
+
+class Exposed(str):
+    """A warning that others can compute values of single samples."""
+
+    __slots__ = ()
 
 
 def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteData:
@@ -294,7 +300,7 @@ def _small_steps(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData, smal
         )
     binary = _binary_columns(data.samples.inputs)
     if 0 < smallest < BINARY_ROWS and binary:
-        yield (
+        yield Exposed(
             f"training.batch_size: {binary} columns have two values, and a step has {smallest} samples: its recipients "
             "can compute these columns of single samples; "
             f'"min_rows": {BINARY_ROWS} in the policy file refuses such steps'

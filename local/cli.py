@@ -10,7 +10,7 @@ import typer
 
 from rankdad.command import ColumnsOption, LogJson, Quiet, Verbose, is_launched, list_of, refuse_options
 from rankdad.common.errors import PARTLY, UserError
-from rankdad.common.files import cannot_write, keep_private
+from rankdad.common.files import cannot_write, keep_private, write_whole
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.local.agent.cli import approve, refuse
 from rankdad.local.owner import ask, cancel, fetch, logs, runs, submit
@@ -70,7 +70,7 @@ def site(
     if stay:
         from rankdad.local.agent.agent import Agent
 
-        Agent(read(), options).run()
+        Agent(read(), options, file).run()
         return
     if os.environ.get("WORLD_SIZE", "1") != "1" and is_launched():
         from rankdad.local.ranks.running import run_rank
@@ -101,10 +101,7 @@ def policy_init(
             f"{output}: already there; choose another --output or remove it", code="output-exists", field="--output"
         )
     proposed, explained = propose(data)
-    try:
-        output.write_text(proposed.text(), encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(output, error, "--output") from None
+    write_whole(output, proposed.text(), field="--output")
     for line in explained:
         typer.echo(visible(line, 10_000))
     typer.echo(f'{output} is written. Read it, change it as needed, and add to SITE.json: "policy": "{output.name}"')

@@ -172,8 +172,8 @@ class SiteConfig(Member):
     privacy: str = "privacy"
     """Folder that lasts, for the site's secret and the log of what has left it: one for all runs."""
     other_patients: PositiveInt | None = None
-    """Number of the run whose patients may be mostly others than those of former runs, or of whose file no row has
-    moved, as its refusal says: else patients may be the same by other names, or others by the same place."""
+    """The number in a refusal patients-replaced or rows-may-have-moved, to allow this run: most of its patients are
+    new, or no row of its file has moved."""
     spec: str | None = None
     """A copy of the run's spec: the site then takes part in this run alone."""
     allow_factories: tuple[Permitted, ...] = ()
@@ -184,8 +184,8 @@ class SiteConfig(Member):
     policy: str | None = None
     """The file with the site's limits on what leaves it; without one the defaults hold."""
     approval: Literal["policy", "manual"] = "policy"
-    """With `--stay`: whether the policy alone decides which runs are taken part in, or somebody here approves each one
-    that it allows, too."""
+    """With `--stay`: policy, the agent joins every run that the policy allows; manual, a member of the hospital's staff
+    also approves each one."""
     device: Device = CPU
     """Where the model is trained: cpu; cuda:N; cuda, which is the first GPU, or under torchrun the local rank's; or
     auto, which is cuda where there is a GPU, else cpu, and says which."""

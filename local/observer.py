@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rankdad.common.protocol.messages import Body
+from rankdad.common.protocol.messages import Body, Message
 
 
 def _nothing(*_: object) -> None: ...
@@ -20,6 +20,7 @@ class Observer:
     Args:
         lap: called with the name of each phase when it ends, for timings.
         between_steps: called before every step, when the site's state can be saved.
+        sent: called with every message that was sent, and its size in bytes.
         tested: called with every fold's outputs for its test samples, [n, outputs], numbers in the label's unit; maybe
             twice after a crash.
         notice: called with messages for the site's staff.
@@ -29,6 +30,7 @@ class Observer:
 
     lap: Callable[[str], None] = _nothing
     between_steps: Callable[[], None] = _nothing
+    sent: Callable[[Message, int], None] = _nothing
     tested: Callable[[int, Tensor], None] = _nothing
     notice: Callable[[str], None] = _nothing
     answered: Callable[[int, bytes], None] = _nothing

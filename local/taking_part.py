@@ -30,7 +30,7 @@ from rankdad.common.refusals import refuse_together
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.user_code import permit
-from rankdad.local.admission import admitted, checks
+from rankdad.local.admission import Exposed, admitted, checks
 from rankdad.local.agent.words import what_is_loaded
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
@@ -214,7 +214,8 @@ def _data(
     except PolicyError:
         _log_notes(read.notes)  # they may explain the refusal
         raise
-    if run is not None and data.parts is not None and not data.parts.kept():
+    warnings = [note for note in data.notes if isinstance(note, Exposed)]  # others may name patients
+    if run is not None and data.parts is not None and not data.parts.kept(warnings):
         raise UserError(
             f"data: another run has begun at {config.name} while this one read its data: start again",
             code="another-run-began",

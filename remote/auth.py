@@ -216,6 +216,8 @@ def _load_authority(context: ssl.SSLContext, client_ca: Path) -> None:
 
 def _words(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key belongs to another certificate"
         return f"not a certificate and its key in PEM, without a passphrase ({error.reason})"
     return f"cannot be read: {error.strerror}"
 

@@ -15,7 +15,7 @@ from time import perf_counter, time
 from typing import TypeVar
 
 from rankdad.common.devices import limit_threads
-from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line
+from rankdad.common.errors import ENDED, ProtocolError, RankdadError, UserError, one_line
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.audit import Audit
 from rankdad.remote.connections import Timeouts
@@ -260,7 +260,7 @@ class RunSession:
         self._ticks = False
         return self.aggregator.tick()
 
-    def fail(self, reason: str, *, status: str = "failed", code: str = "stopped") -> None:
+    def fail(self, reason: str, *, status: str = "failed", code: str = ENDED) -> None:
         """End the run because of the aggregator, and tell all sites."""
         self.enter(partial(self.aggregator.fail, AGGREGATOR, reason, status=status, code=code))
 

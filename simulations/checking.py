@@ -29,13 +29,16 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.solver import is_exact
 from rankdad.common.spec.tasks import Classification, LanguageModel, Regression
-from rankdad.local.admission import NO_SUMS, admitted, check_steps
+from rankdad.local.admission import NO_SUMS, Exposed, admitted, check_steps
+from rankdad.local.agent.words import what_tests_send
 from rankdad.local.privacy.disclosed import check_repeated
 from rankdad.remote.results.table_one import outcome_names, table_one
 from rankdad.remote.view import size, times_fewer
 from rankdad.simulations.footprint import footprint
 
 MAX_NAMES, MAX_CELL = 5, 400  # names of files or columns in a cell, characters
+STRICTER = dict.fromkeys(("min_rows", "rows_per_rank", "min_sites"), " or less")
+STRICTER |= dict.fromkeys(("max_rank", "max_upload"), " or more")
 PROJECTED = "a pair of random projections of every matrix"  # for a factored second moment
 
 
@@ -148,10 +151,11 @@ def show_levels(spec: RunSpec, plan: Plan, console: Console) -> None:
 def show_needs(lines: Sequence[Need], console: Console) -> None:
     """Print the policy lines that a run needs, and whether the site's policy allows each."""
     table = Table()
-    for name in ("policy", "the run needs", "here", "for", "lets out", ""):
+    for name in ("policy", "allows the run", "here", "for", "lets out", ""):
         table.add_column(name, overflow="fold")  # codes must not be cut
     for one in lines:
-        values = (shown(one.needed, MAX_NAMES), shown(one.here, MAX_NAMES))
+        needed = shown(one.needed, MAX_NAMES) + STRICTER.get(one.line, "") * isinstance(one.needed, int | float)
+        values = (needed, shown(one.here, MAX_NAMES))
         state = f"refused ({one.code})" if one.refused else f"left out ({one.code})" if one.code else "ok"
         cells = (one.line, *values, one.field, one.lets_out, state)
         table.add_row(*(Text(visible(text, MAX_CELL)) for text in cells))
@@ -196,7 +200,6 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
     exact, numbers = is_exact(spec, data.warnings), _numbers(spec, data)
     people = "rows" if data.groups is None else f"{spec.group_noun}s"
     references = spec.references
-    histograms = "" if isinstance(spec.task, Regression | LanguageModel) else ", with histograms of the risks"
     linear = ", the exact solution" * exact + ", the reference linear" * ("linear" in references)
     projected = f", and {PROJECTED}" * spec.training.sends_projections
     even = "batches are even: of two thirds of the rows here if they fill none, and another site makes several"
@@ -212,9 +215,10 @@ def show_contribution(site: str, spec: RunSpec, plan: Plan, data: SiteData, cons
         *([step] if spec.solver != "exact" else []),
         *([f"{even}; the policy is then checked again"] if spec.batches == "even" else []),
         *(["every epoch: metrics of the validation set"] if any(len(own.validation) for own in data.splits) else []),
-        f"every fold: metrics of the test set{histograms}"
+        f"every fold: {what_tests_send(spec, smooth=data.parts is not None)}"
         f"{', and the same for each reference model: ' * bool(references)}{', '.join(references)}",
-        "rows, identifiers, single labels and predictions stay here",
+        *(f"others could compute: {note}" for note in data.notes if isinstance(note, Exposed)),
+        "no row and no identifier is sent",
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False)

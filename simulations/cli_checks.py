@@ -11,7 +11,6 @@ import typer
 
 from rankdad.command import DeviceOption, refuse_options
 from rankdad.common.errors import FAILED, UserError, counted
-from rankdad.common.logs import end_with
 from rankdad.simulations.options import (
     AllowOption,
     DataOption,
@@ -66,12 +65,8 @@ def check(
         config = SiteConfig.read(file)
         if offline is not None:
             run = RunSpec.read(offline)
-            try:
-                lines = partial(show_needs, console=_wide_console())
-                show_contribution(config.name, *check_site(config, run, lines), _wide_console())
-            except UserError as error:
-                end_with(error)
-                raise typer.Exit(FAILED) from None
+            lines = partial(show_needs, console=_wide_console())
+            show_contribution(config.name, *check_site(config, run, lines), _wide_console())
             return
         config = config.model_copy(update={"patience": min(config.patience, CHECK_PATIENCE)})
         try:

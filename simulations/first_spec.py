@@ -11,7 +11,7 @@ from typing import Any
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec.written import Written
-from rankdad.local.admission import BINARY_ROWS
+from rankdad.local.agent.words import BINARY_ROWS
 from rankdad.simulations.first_policy import at_hospitals, policy_lines
 from rankdad.simulations.first_schema import Guess, Wishes, guess_schema
 from rankdad.simulations.hospitals import read_hospitals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class Assignment:
         secret: of the site.
         waits: number of samples that the run may not use.
         run: digest of its spec.
-        keep: logs that the run uses the patients, and returns whether it still may; None without a log.
+        keep: logs that the run uses the patients, with warnings, and returns whether it still may; None without a log.
         disclosed: share of each sample's patient's cells that earlier runs disclosed, float64 [samples]; None without.
         tell: logs the shares that the run discloses, and returns whether it still may; None without a log.
         heads: returns how far the site's log has come; None without one.
@@ -45,7 +45,7 @@ class Assignment:
     secret: Secret
     waits: int = 0
     run: str = ""
-    keep: Callable[[], bool] | None = None
+    keep: Callable[[Sequence[str]], bool] | None = None
     disclosed: Array | None = None
     tell: Callable[[Array, float, bool], bool] | None = None
     heads: Callable[[], Heads | None] = lambda: None
@@ -57,9 +57,9 @@ class Assignment:
     beyond: int = 0
     why: str = ""
 
-    def kept(self) -> bool:
-        """Log that the run uses its patients; return whether it still may."""
-        return self.keep is None or self.keep()
+    def kept(self, warnings: Sequence[str] = ()) -> bool:
+        """Log that the run uses its patients, and warnings about it; return whether it still may."""
+        return self.keep is None or self.keep(warnings)
 
     def order(self, rows: str) -> str:
         """Return the seed of the order of a fold's batches, given the digest of its training rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -83,10 +83,11 @@ class Agent:
     Args:
         config: of the site.
         logs: log options of its processes.
+        file: that holds `config`, as the command line names it.
     """
 
-    def __init__(self, config: SiteConfig, logs: LogOptions) -> None:
-        self._config, self._logs = config, logs
+    def __init__(self, config: SiteConfig, logs: LogOptions, file: Path) -> None:
+        self._config, self._logs, self._file = config, logs, file
         self._runs: dict[str, _Run] = {}
         self._stopping = self._forced = False
         self._lifeline = Lifeline()
@@ -158,6 +159,8 @@ class Agent:
         """Close an ended run: record a decision if there is none, and fetch the receipt for sent contributions."""
         with suppress(RankdadError):
             considered, decision = self._considered(run), run.folder.decision()
+            if decision is not None and decision.decision == "refused":
+                run.folder.remove_checkpoints()
             if run.folder.log.exists() and not run.folder.finished:  # its process has trained, and may have sent
                 with self._client() as client:
                     receipt = client.receipt(run.folder.run)
@@ -206,7 +209,7 @@ class Agent:
             self._reply(run, "refused", OTHER_RUN)
         elif folder.finished:
             self._reply(run, "finished")
-            shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
+            folder.remove_checkpoints()
         elif decision is None and considered.refusal:
             _log.warning("%s: refused: %s", folder.run, considered.refusal)
             self._decide(run, "refused", "policy", considered.told)
@@ -215,12 +218,13 @@ class Agent:
         elif decision is None:
             if run.replied is None and "asked" not in run.said:
                 run.said.add("asked")
-                name = f"{folder.run} SITE.json"
+                name = f"{folder.run} {shlex.quote(str(self._file))}"
                 _log.info("%s waits for `rankdad approve %s`, or `rankdad refuse %s`", folder.run, name, name)
                 folder.audit("asked")
             self._reply(run, "asked")
         elif decision.decision == "refused":
             self._reply(run, "refused", decision.reason)
+            folder.remove_checkpoints()
         else:
             self._reply(run, "accepted")
             if offered.state == "running":
@@ -262,6 +266,10 @@ class Agent:
             run.delay, run.crashes = MIN_DELAY, 0
         elif outcome.kind == "refused":
             self._give_up(run, outcome)
+        elif outcome.kind == "ended":
+            _log.warning("%s: %s", run.folder.run, outcome.reason)
+            self._decide(run, "refused", "the service", outcome.told)
+            self._try_later(run, "")  # the service offers it no longer
         elif not self._stopping:
             worked = time.monotonic() - run.began > WORKED
             run.delay = MIN_DELAY if worked else run.delay

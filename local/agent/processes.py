@@ -19,7 +19,17 @@ from threading import Thread
 from typing import Literal, TextIO, cast
 
 from rankdad.common.documents import Part
-from rankdad.common.errors import DataError, PolicyError, RankdadError, SpecError, UserError, one_line, public_reason
+from rankdad.common.errors import (
+    ENDED,
+    DataError,
+    PolicyError,
+    RankdadError,
+    RunFailedError,
+    SpecError,
+    UserError,
+    one_line,
+    public_reason,
+)
 from rankdad.common.files import naming_the_disk
 from rankdad.common.logs import LogFile, LogOptions, error_line, log_names, set_up
 from rankdad.common.protocol.service import Offer, Offered
@@ -39,7 +49,7 @@ _log = logging.getLogger(__name__)
 class Outcome(Part):
     """The end of an agent's process."""
 
-    kind: Literal["done", "refused", "again", "crashed"]
+    kind: Literal["done", "refused", "again", "ended", "crashed"]
     reason: str = ""
     """For the site's staff."""
     told: str = ""
@@ -235,8 +245,9 @@ class Train:
                 known = isinstance(error, RankdadError)
                 lasting = isinstance(error, DataError | PolicyError | SpecError)  # what another try would not mend
                 lasting = lasting and not (isinstance(error, RankdadError) and error.is_recoverable)
+                ended = isinstance(error, RunFailedError) and error.code == ENDED
                 outcome = Outcome(
-                    kind="refused" if lasting else "again" if known else "crashed",
+                    kind="refused" if lasting else "ended" if ended else "again" if known else "crashed",
                     reason=str(error) if known else one_line(error),
                     told=public_reason(error),
                 )

@@ -15,6 +15,7 @@ import fcntl
 import getpass
 import json
 import os
+import shutil
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Literal
 
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import visible
-from rankdad.common.files import cannot_write, make_folder, sync_path, write_json, write_whole
+from rankdad.common.files import cannot_write, give_to_owner, make_folder, sync_path, write_json, write_whole
 from rankdad.common.protocol.service import Offer
 from rankdad.local.config import SiteConfig
 
@@ -50,17 +51,17 @@ class Decision(Part):
     reason: str = ""
 
 
-def owners_of(config: SiteConfig) -> dict[str, str]:
-    """Return the owner of each run in the site's audit log, by the run's identity."""
+def offered_to(config: SiteConfig) -> dict[str, tuple[str, str]]:
+    """Return name and owner of each run in the site's audit log, by the run's identity."""
     try:
         lines = (Path(config.output) / AUDIT).read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}  # a site without an agent has none
-    found = dict[str, str]()
+    found = dict[str, tuple[str, str]]()
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):  # a line cut off on a full disk
             told = json.loads(line)
-            found[told["id"]] = told["owner"]
+            found[told["id"]] = told.get("run", ""), told["owner"]
     return found
 
 
@@ -126,6 +127,10 @@ class RunFolder:
         self.audit("finished")
         write_whole(self.path / "finished", "", private=True)
 
+    def remove_checkpoints(self) -> None:
+        """Remove what a run that has ended here would continue from."""
+        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+
     def audit(self, what: str, **details: str) -> None:
         """Append a line to the site's audit log, and sync it to the disk.
 
@@ -141,6 +146,7 @@ class RunFolder:
         try:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
+                give_to_owner(path)
                 fcntl.flock(file, fcntl.LOCK_EX)  # the agent, its processes and commands write here
                 text, before = json.dumps(document).encode() + b"\n", os.fstat(file).st_size
                 if os.write(file, text) < len(text):  # the disk was full before the line's end

@@ -14,11 +14,12 @@ from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut, RunSpec
 from rankdad.common.spec.asked import sites_together
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.series import SeriesData
-from rankdad.common.spec.tasks import LanguageModel, shown
+from rankdad.common.spec.tasks import LanguageModel, Regression, shown
 from rankdad.common.spec.text import TextData
 from rankdad.common.spec.written import Tabular
 from rankdad.common.user_code import origin
 
+BINARY_ROWS = 32  # samples of a step from which columns of two values are hard to compute from its sums
 MAX_NAMES = 10  # of columns, labels or sites in a line
 READ_AS = {  # use of columns, by the spec's field
     "data.features": "inputs",
@@ -34,6 +35,28 @@ TWO_SITES = (
     "with two hospitals, each learns about the other what the aggregator learns: it can subtract its own part from "
     "the result"
 )
+
+
+def what_tests_send(spec: RunSpec, *, smooth: bool) -> str:
+    """Return what leaves at each test; smooth scores do without `keyed_folds`."""
+    if isinstance(spec.task, LanguageModel):
+        return "sums of losses over texts"
+    if isinstance(spec.task, Regression):
+        kind = "smooth counts" if smooth else "counts, perhaps of one row,"
+        return f"{kind} of rows by error and size, and exact sums of errors"
+    kind = (
+        "smooth curves of scores by outcome, with at most a quarter as many numbers as rows"
+        if smooth
+        else "histograms of scores by outcome, with bins of perhaps one row"
+    )
+    return f"{kind}, exact sums of losses, and exact numbers of right and wrong predictions, perhaps of one row"
+
+
+def what_small_steps_send(spec: RunSpec, fewest: int) -> str:
+    """Return what others can compute from steps of so few rows; "" for nothing known."""
+    if spec.solver == "exact" or fewest >= BINARY_ROWS or not isinstance(spec.data, TableData):
+        return ""
+    return f"columns of two values, row by row, from steps of fewer than {BINARY_ROWS} rows (min_rows)"
 
 
 def what_is_read(spec: RunSpec, most: int | None = MAX_NAMES) -> list[str]:
@@ -121,6 +144,8 @@ def what_may_be_learned(spec: RunSpec, policy: Policy) -> list[str]:
     """List what a malicious owner could still learn about single people."""
     least = counted(policy.min_rows, _unit(spec))
     lines = [f"  sums over {least} or more, in every step; from many steps, perhaps single rows"]
+    if small := what_small_steps_send(spec, policy.min_rows):
+        lines.append(f"  {small}")
     if isinstance(spec.task, LanguageModel):
         lines.append("  texts word by word: a language model remembers some, and may repeat them")
     if policy.keyed_folds:
@@ -185,7 +210,7 @@ def what_leaves(spec: RunSpec, plan: Plan, policy: Policy, owner: str) -> list[s
         sums = f", and sums for their {shown(monitor)}" * (monitor != "loss")
         lines.append(f"sends in every epoch the loss of the validation rows{sums}")
     if not isinstance(spec.evaluation, Holdout) or training.test:
-        lines.append("sends at each test approximate predictions and outcomes of single rows, without identifiers")
+        lines.append(f"sends at each test {what_tests_send(spec, smooth=not policy.keyed_folds)}")
     if plan.references:
         lines.append(f"sends the metrics of the reference models: {', '.join(plan.references)}")
     if isinstance(data, TableData):

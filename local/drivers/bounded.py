@@ -21,6 +21,10 @@ class TooLargeError(Exception):
     """An answer is larger than allowed."""
 
 
+class NoProxyError(httpx.ConnectError):
+    """The proxy cannot be reached: its host and port."""
+
+
 class BoundedTransport(httpx.BaseTransport):
     """Send requests as `httpx.HTTPTransport` does, within limits.
 
@@ -48,7 +52,7 @@ class BoundedTransport(httpx.BaseTransport):
     ) -> None:
         options: dict[str, Any] = {
             "ssl_context": context,
-            "network_backend": _Backend(backend or httpcore.SyncBackend(), look),
+            "network_backend": _Backend(backend or httpcore.SyncBackend(), look, proxied=proxy is not None),
         }
         if proxy is None:
             self._pool = httpcore.ConnectionPool(**options)
@@ -174,8 +178,14 @@ class _Stream(httpcore.NetworkStream):
 
 
 class _Backend(httpcore.NetworkBackend):
-    def __init__(self, backend: httpcore.NetworkBackend, look: Callable[[], None]) -> None:
-        self._backend, self._look = backend, look
+    def __init__(self, backend: httpcore.NetworkBackend, look: Callable[[], None], *, proxied: bool) -> None:
+        self._backend, self._look, self._proxied = backend, look, proxied
 
-    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
-        return _Stream(self._backend.connect_tcp(*arguments, **options), self._look)
+    def connect_tcp(self, host: str, port: int, *arguments: Any, **options: Any) -> httpcore.NetworkStream:
+        try:
+            return _Stream(self._backend.connect_tcp(host, port, *arguments, **options), self._look)
+        except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+            if not self._proxied:
+                raise
+            cause = next((first for first in error.args if isinstance(first, Exception)), error)
+            raise NoProxyError(f"{host}:{port}") from cause

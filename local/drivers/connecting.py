@@ -68,6 +68,8 @@ def _context(config: Member) -> ssl.SSLContext:
 
 def _unusable(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "cannot be used: the key belongs to another certificate; name both of one kit"
         return f"is not valid PEM without a passphrase ({error.reason or 'no certificate in it'})"
     return f"cannot be read: {error.strerror}"
 
@@ -82,7 +84,10 @@ def said_by_tls(error: BaseException, config: Member) -> str | None:
         if error.verify_code in (OTHER_NAME, OTHER_ADDRESS):
             return f"the aggregator's certificate is for another name: {error.verify_message}"
         where = f"the authority in {config.ca}" if config.ca else "an authority that this system trusts"
-        return f"the aggregator's certificate was not signed by {where} ({error.verify_message}); name the right ca"
+        return (
+            f"the aggregator's certificate was not signed by {where} ({error.verify_message}); "
+            "name the right ca, or if a proxy or firewall on the way opens TLS, ask for an exception for this address"
+        )
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if reason.endswith(("ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")):
         return "the server does not speak TLS 1.2 or newer"

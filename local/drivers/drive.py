@@ -96,6 +96,8 @@ class _Sender:
         else:
             answer = self._client.recorded(due.round)
         self._site.observer.lap("wait")
+        if isinstance(message, bytes) and isinstance(due, Message):
+            self._site.observer.sent(due, len(message))
         last = not isinstance(due, Ask) and due.exchange == len(self._site.plan.exchanges) - 1
         over = last or (isinstance(due, Message) and due.kind is not Kind.STEP)
         self._computed, self._since = 0.0 if over else seconds, perf_counter()

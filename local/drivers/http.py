@@ -18,7 +18,7 @@ from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.protocol.retention import Receipt
 from rankdad.local.config import Member, SiteConfig
-from rankdad.local.drivers.bounded import LOOK, TooLargeError
+from rankdad.local.drivers.bounded import LOOK, NoProxyError, TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
 from rankdad.local.drivers.http_library import httpx
 
@@ -28,6 +28,7 @@ MIN_WAIT = 1.0  # seconds before the next request after "not yet"
 COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds of computing in the step so far
 MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
 OK, ACCEPTED, NO_CONTENT, NOT_FOUND, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 404, 407, 408, 429
+PROXY = "the proxy"  # at the beginning of its problems
 NOT_THERE, FULL = 501, 507  # statuses for which a retry does not help: unsupported, disk full
 
 _log = logging.getLogger(__name__)
@@ -148,10 +149,12 @@ class Client:
             since = now if since is None else since
             left = self._patience - (now - since)
             if left <= 0:
+                who, field = ("aggregator", "") if not problem.startswith(PROXY) else ("way through the proxy", "proxy")
                 raise UnreachableError(
-                    f"{self._url}: no aggregator for {self._patience:.0f} s ({problem}): is it running, and is the "
+                    f"{self._url}: no {who} for {self._patience:.0f} s ({problem}): is it running, and is the "
                     "address right?",
                     code="unreachable",
+                    field=field,
                 )
             pause = min(max(delay, wanted), left)
             until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
@@ -183,8 +186,10 @@ class Client:
                     code="proxy-refused",
                     field="proxy",
                 ) from None
-            return f"the proxy answered {visible(str(error), 200)}"
+            return f"{PROXY} answered {visible(str(error), 200)}"
         problem = visible(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__, 200).lower()
+        if isinstance(error, NoProxyError):
+            return f"{PROXY} {error} cannot be reached: {problem}"
         if isinstance(error, httpx.RemoteProtocolError) and self._url.startswith("http:") and not self._met:
             return f"{problem.rstrip('.')}: does its address begin with https://?"
         return problem

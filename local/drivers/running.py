@@ -33,6 +33,7 @@ from rankdad.local.observer import Observer
 from rankdad.local.progress import following
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.ranks.group import LostRankError
+from rankdad.local.sent import Messages
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
 from rankdad.local.site import site_of
 from rankdad.local.starting import results_folder, run_id, save_state, starting_state
@@ -105,9 +106,13 @@ def run_site(
         _log.info(amounts(data))
         first_round, resumable = state.run.round, offered.get("resumes") is True
         saves = every if resumable else 0
-        with closing(Timings(results / "timings.csv", again=first_round > 0)) as timings:
+        with (
+            closing(Timings(results / "timings.csv", again=first_round > 0)) as timings,
+            closing(Messages(results, spec, again=followed.again)) as messages,
+        ):
             observer = Observer(
                 lap=timings.lap,
+                sent=messages.note,
                 between_steps=partial(_between_steps, checkpoints, state, first_round, saves, ranks, signals),
                 tested=partial(_tested, results / "predictions", own),
                 notice=notices.add,

@@ -132,13 +132,14 @@ class PartAssigner:
 
     def _asked(
         self, log: DisclosureLog, reading: Reading, patients: Patients
-    ) -> tuple[dict[str, int], Callable[[], bool]]:
+    ) -> tuple[dict[str, int], Callable[[Sequence[str]], bool]]:
         """Return the part of every patient that the log allows the run to use, and a function that logs the run.
 
         Rare values depend on the parts, and parts on changed cells. Without a part, other values may become rare, so
         this is repeated until the result is stable.
         """
-        ask = partial(log.parts, self.run, purpose_of(self.spec), _named_by(reading))
+        named_by = _named_by(reading)
+        ask = partial(log.parts, self.run, purpose_of(self.spec), named_by)
         limits = self.fewest, self.level.count
         parts, before, names = ask(patients, *limits), dict[str, int](), names_of(reading)
         for _ in range(MOST_ASKED):
@@ -149,7 +150,12 @@ class PartAssigner:
             before, parts = parts, ask(patients, *limits)
         else:
             parts = {}
-        return parts, lambda: ask(patients, *limits, expected=parts) == parts
+
+        def keep(warnings: Sequence[str]) -> bool:
+            purpose = purpose_of(self.spec, warnings)
+            return log.parts(self.run, purpose, named_by, patients, *limits, expected=parts) == parts
+
+        return parts, keep
 
     def _rows_of(self, names: Sequence[str], parts: Mapping[str, int]) -> tuple[Array, Array]:
         """Return the positions of the samples of patients with a part, and the part of each."""
@@ -248,8 +254,13 @@ def assigner_of(
     )
 
 
-def purpose_of(spec: RunSpec) -> str:
-    """Return the log entry of a run, as JSON."""
+def purpose_of(spec: RunSpec, warnings: Sequence[str] = ()) -> str:
+    """Return the log entry of a run, as JSON.
+
+    Args:
+        spec: of the run.
+        warnings: about what others can learn here.
+    """
     data = spec.data
     columns, outcome = [f"samples of shape {list(data.shape)}"], ["their labels"]
     if isinstance(data, TableData):
@@ -265,6 +276,7 @@ def purpose_of(spec: RunSpec) -> str:
             "sites": list(spec.federation.sites),
             "read": {field: list(names) for field, names in spec.columns.items()},
             "figures": figures_of(spec),
+            "warnings": list(warnings),
         }
     )
 

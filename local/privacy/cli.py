@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankdad.common.errors import FAILED, UserError, counted, visible
-from rankdad.common.files import cannot_write
+from rankdad.common.files import cannot_write, give_to_owner
 
 if TYPE_CHECKING:
     from rankdad.local.config import SiteConfig
@@ -23,12 +24,16 @@ FIGURES = {  # by their names in the log, see `local.privacy.assigning`
     "local-steps": "a change of weights, its loss and norm, in every round of local steps",
     "sums": "sums over training samples, to weight labels and to standardise, impute or harmonise inputs",
     "table-1": "Table 1: counts, mean and spread of each column, or rows by level",
-    "products": "sums of products of all columns and slopes of a linear model, if all policies allowed these",
-    "coefficients": "coefficients of a linear model of this site's rows, if it was solved exactly and the policy "
-    "allowed it (site_coefficients)",
-    "metrics": "losses, counts and smoothed curves of scores, for the metrics of validation and test sets",
+    "products": "sums of products of all columns and slopes of a linear model",
+    "coefficients": "coefficients of a linear model of this site's rows",
+    "metrics": "losses, counts and smoothed curves of scores, for the metrics of validation and test sets; a count of "
+    "right or wrong predictions may be of one patient",
     "references": "the same for the reference models",
 }
+BEFORE = ("sums", "table-1")  # in messages of the kind "sums"
+EXACT = "exact"
+SENT_AS = {"gradients": "step", "local-steps": "step", "products": "products", "coefficients": "coefficients"}
+WIDE = 1000  # characters of a line in a file or pipe
 privacy = typer.Typer(
     help="Back up a site's secret, disclosure log and policy, or move them to another machine.", no_args_is_help=True
 )
@@ -44,14 +49,12 @@ def disclosures(
     config, log = _opened(file)
     found = log.runs()
     if report is not None:
-        from rankdad.local.agent.state import owners_of
         from rankdad.local.describing import render
 
-        owners = owners_of(config)
-        rows = [_row(one) | {"owner": owners.get(one.run, one.owner)} for one in found]
-        text = render("disclosures.html", site=config.name, runs=rows, told=_total(config, log))
+        text = render("disclosures.html", site=config.name, runs=_rows(found, config), told=_total(config, log))
         try:
             report.write_text(text, encoding="utf-8")
+            give_to_owner(report)
         except OSError as error:
             raise cannot_write(report, error, "--report") from None
         typer.echo(f"wrote {report}")
@@ -63,8 +66,10 @@ def disclosures(
 
     from rankdad.common.terminal import console_here
 
-    table = Table("run", "began", "with", "patients", "parts", "smallest part", "told")
-    for one in map(_row, found):
+    table = Table()
+    for name in ("run", "began", "with", "patients", "parts", "smallest part", "cells disclosed (at most)"):
+        table.add_column(name, overflow="fold")  # nothing is cut
+    for one in _rows(found, config):
         cells = (
             f"{one['name']} ({one['run']})",
             one["began"],
@@ -72,10 +77,13 @@ def disclosures(
             one["patients"],
             one["parts"],
             one["fewest"],
-            f"{one['told']:.0%}",
+            one["told"],
         )
         table.add_row(*(visible(str(cell)) for cell in cells))
-    console_here().print(table)
+    console = console_here()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
     typer.echo(_total(config, log))
 
 
@@ -105,7 +113,8 @@ def purge(
         )
     for patient in patients:
         held = log.runs(patient)
-        named = visible(", ".join(f"{_row(one)['name']} ({one.run}, {one.began[:10]})" for one in held), 10_000)
+        shown = ", ".join(f"{one['name']} ({one['run']}, {one['began'][:10]})" for one in _rows(held, config))
+        named = visible(shown, 10_000)
         known = f"included in sums of {named}, which cannot be withdrawn" if held else "not included in any run"
         typer.echo(f"{visible(patient)}: {known}")
     if not yes and not typer.confirm(f"Exclude {counted(len(patients), 'patient')} from all future runs?"):
@@ -131,6 +140,7 @@ def export_log(
     try:
         with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:  # noqa: PTH123
             written.write(content)
+        give_to_owner(output)
     except OSError as error:
         raise cannot_write(output, error, "FILE") from None
     typer.echo(f"{output} holds the log of {config.name}; stop the site here before another machine uses it")
@@ -157,8 +167,12 @@ def import_log(
             field="policy",
             file=path,
         )
-    restore(Path(config.privacy), config.name, log, source, [Path(config.output)])
-    write_whole(path, policy.text())
+
+    def keep_policy() -> None:
+        if not path.exists():
+            write_whole(path, policy.text(), field="policy")
+
+    restore(Path(config.privacy), config.name, log, source, [Path(config.output)], keep_policy)
     typer.echo(f"{config.privacy} holds the log of {config.name}, and {path} its policy")
     if config.policy is None:
         typer.echo(f'add to {file}: "policy": "{FILE}"')
@@ -175,7 +189,8 @@ def _total(config: SiteConfig, log: DisclosureLog) -> str:
     bound = f"the policy allows {most:.0%} (rows_per_rank)" if most < 1 else "the policy sets no limit (rows_per_rank)"
     return (
         f"of {counted(len(shares), 'patient')}, all runs together have disclosed at most "
-        f"{max(shares, default=0.0):.0%} of a patient's cells, median {median(shares or [0.0]):.0%}; {bound}"
+        f"{_percent(max(shares, default=0.0))} of a patient's cells by counted numbers, median "
+        f"{_percent(median(shares or [0.0]))}; {bound}"
     )
 
 
@@ -202,17 +217,58 @@ def _opened(file: Path) -> tuple[SiteConfig, DisclosureLog]:
     return config, log
 
 
-def _row(one: Disclosed) -> dict[str, Any]:
-    """Return the values to show of a run."""
+def _rows(runs: Iterable[Disclosed], config: SiteConfig) -> Iterator[dict[str, Any]]:
+    """Yield the values to show of each run."""
+    from rankdad.local.agent.state import offered_to
     from rankdad.local.agent.words import READ_AS
+    from rankdad.local.sent import sent
 
-    known = {"name": "a run", "task": "", "method": "", "columns": [], "outcome": [], "sites": []}
-    purpose = known | one.purpose  # older versions wrote fewer keys
-    read = [(READ_AS.get(field, field), names) for field, names in purpose.get("read", {}).items()]
-    figures = [FIGURES.get(kind, kind) for kind in purpose.get("figures", ())]
-    counts = {"patients": sum(one.parts), "parts": len(one.parts), "fewest": min(one.parts, default=0)}
-    noted = {"run": one.run, "began": one.began, "asked": one.fewest, "told": one.told, "named_by": one.named_by}
-    return {**purpose, **counts, **noted, "read": read or [("inputs", purpose["columns"])], "figures": figures}
+    known: dict[str, Any] = {
+        "name": "a run",
+        "task": "",
+        "method": "",
+        "columns": [],
+        "outcome": [],
+        "sites": [],
+        "warnings": None,
+    }
+    offered = offered_to(config)
+    for one in runs:
+        purpose = known | one.purpose  # older versions wrote fewer keys
+        name, owner = offered.get(one.run, ("", one.owner))
+        traffic = sent(Path(config.output), one.run)
+        kinds = purpose.get("figures", ())
+        if traffic:
+            kinds = [kind for kind in kinds if SENT_AS.get(kind, "evaluation") in traffic or kind in BEFORE]
+            solved = "products" in traffic and "step" not in traffic
+            method = purpose["method"]
+            purpose["method"] = EXACT if solved and method.startswith(EXACT) else method.removeprefix(f"{EXACT} or ")
+        read = [(READ_AS.get(field, field), names) for field, names in purpose.get("read", {}).items()]
+        yield {
+            **purpose,
+            "name": name or purpose["name"],
+            "owner": owner,
+            "patients": sum(one.parts),
+            "parts": len(one.parts),
+            "fewest": min(one.parts, default=0),
+            "run": one.run,
+            "began": one.began,
+            "asked": one.fewest,
+            "told": _percent(one.told),
+            "named_by": one.named_by,
+            "read": read or [("inputs", purpose["columns"])],
+            "figures": [FIGURES.get(kind, kind) for kind in kinds],
+            "traffic": [
+                f"{what}: {counted(own.messages, 'message')}, {own.bytes:,} bytes" for what, own in traffic.items()
+            ],
+        }
+
+
+def _percent(share: float) -> str:
+    """Return a share, rounded up."""
+    from math import ceil
+
+    return f"{ceil(round(100 * share, 6))}%"
 
 
 def _passphrase(*, again: bool = False) -> str:
@@ -221,9 +277,9 @@ def _passphrase(*, again: bool = False) -> str:
     Raises:
         UserError: it is too short.
     """
-    found = os.environ.get(PASSPHRASE) or typer.prompt("Passphrase", hide_input=True, confirmation_prompt=again)
+    given = os.environ.get(PASSPHRASE)
+    found = given or typer.prompt("Passphrase", hide_input=True, confirmation_prompt=again)
     if len(found) < 12:
-        raise UserError(
-            f"{PASSPHRASE}: the passphrase needs at least twelve characters", code="passphrase-short", field=PASSPHRASE
-        )
+        field = PASSPHRASE if given else "passphrase"
+        raise UserError(f"{field}: needs at least twelve characters", code="passphrase-short", field=field)
     return str(found)

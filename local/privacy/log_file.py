@@ -7,12 +7,12 @@ import secrets
 import sqlite3
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from rankdad.common.errors import UserError, one_line, visible
-from rankdad.common.files import cannot_write, make_folder, sync_path
+from rankdad.common.files import cannot_write, check_writable, give_to_owner, make_folder, sync_path
 from rankdad.common.privacy.parts import Secret
 from rankdad.local.privacy import witness
 from rankdad.local.privacy.witness import Witness
@@ -241,7 +241,14 @@ class LogFile:
         return UserError(f"{self._path}: {problem}", code=code, field="privacy", file=self._path)
 
 
-def restore(folder: Path, site: str, content: bytes, source: Path, results: Iterable[Path] = ()) -> None:
+def restore(
+    folder: Path,
+    site: str,
+    content: bytes,
+    source: Path,
+    results: Iterable[Path] = (),
+    first: Callable[[], object] = lambda: None,
+) -> None:
     """Write a site's log, as returned by `LogFile.contents`, into a folder.
 
     Args:
@@ -250,6 +257,7 @@ def restore(folder: Path, site: str, content: bytes, source: Path, results: Iter
         content: of the log.
         source: file that the content comes from, for errors.
         results: folders of the results of its runs, with the log's witnesses.
+        first: called once the log can be written; if it fails, no log is.
 
     Raises:
         UserError: a log exists already, or it cannot be written, is damaged, another site's or outdated.
@@ -257,6 +265,10 @@ def restore(folder: Path, site: str, content: bytes, source: Path, results: Iter
     LogFile(source, site, results=results).check(content)
     path = make_folder(folder, private=True) / FILE
     try:
+        if path.exists():
+            raise FileExistsError
+        check_writable(folder, "privacy")
+        first()
         _put(path, content)
     except FileExistsError:
         problem = "already exists, and is never overwritten: move it away to replace it"
@@ -313,6 +325,7 @@ def _put(path: Path, content: bytes) -> None:
             written.write(content)
             written.flush()
             os.fsync(number)
+        give_to_owner(Path(name))
         os.link(name, path)
         sync_path(path.parent)
     finally:

@@ -282,7 +282,7 @@ class Service:
         self.audit.note(f"run {reply.answer}", site=site, run=run, reason=reason)
         why = f"{site}: {reason}"
         if reply.answer == "refused" and await self.queue.write(self.queue.move, run, State.REFUSED, why, where=OPEN):
-            await self._end(run, why)
+            await self._end(run, f"{site} refused it: {reason}")
         else:
             await self.changed()
 

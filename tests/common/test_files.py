@@ -20,6 +20,10 @@ from rankdad.common.files import (
     write_whole,
 )
 from rankdad.common.logs import LogFile
+from rankdad.local.agent.state import RunFolder
+from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.privacy.log_file import restore
+from tests.conftest import site_config
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "out/a", "a\0b", "loop/a"])
@@ -62,6 +66,24 @@ def test_what_is_private_is_so_under_any_umask(tmp_path: Path, write: Callable[[
     finally:
         os.umask(before)
     assert (tmp_path / "one").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_whole(path / "decision.json", "{}", private=True),
+        lambda path: make_folder(path / "runs" / "a"),
+        lambda path: RunFolder(site_config(1, output=str(path)), "a").audit("refused"),
+        lambda path: restore(path, "site1", DisclosureLog(path.parent / "old", "site1").contents(), path),
+    ],
+)
+def test_what_root_writes_is_of_its_folders_owner(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    """An approval by `docker exec`, which is root, could not be read by the agent."""
+    folder = make_folder(tmp_path / "result")
+    os.chown(folder, 12345, 23456)
+    write(folder)
+    assert {(one.stat().st_uid, one.stat().st_gid) for one in folder.rglob("*")} == {(12345, 23456)}
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1), (0o620, 1)])

@@ -119,7 +119,7 @@ def test_agents_services_and_aggregators_have_their_folders_for_themselves(tmp_p
     (tmp_path / "agent").mkdir()
     with elsewhere(tmp_path / "agent", "beta"):
         assert (
-            fault(lambda: Agent(site_config(1, output=str(tmp_path / "agent")), LogOptions()).run())[0]
+            fault(lambda: Agent(site_config(1, output=str(tmp_path / "agent")), LogOptions(), tmp_path).run())[0]
             == "folder-in-use"
         )
     with elsewhere(tmp_path, "aggregator"):

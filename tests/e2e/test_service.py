@@ -226,6 +226,18 @@ def test_a_hospital_approves_by_hand_and_its_audit_log_says_what_leaves(tmp_path
     assert any("the whole gradient of each layer" in words for words in accepted["leaves"])
 
 
+def test_a_running_run_that_a_hospital_refuses_ends_at_the_others_without_a_failure(tmp_path: Path, data: Path) -> None:
+    with Consortium(tmp_path / "all", data, SITES).started() as all_:
+        run = all_.submit(run_document(name="long", training={"epochs": 99_999}))
+        folders = [all_.folder / site / "out/runs" / run for site in SITES]
+        all_.until(lambda client: all((one / "checkpoints").exists() for one in folders))
+        rankdad("refuse", run, all_.folder / "alpha/SITE.json", "--reason", "ethics")
+        all_.until(lambda client: not any((one / "checkpoints").exists() for one in folders))
+        said = all_.said()
+        assert "the run was ended: alpha refused it: ethics" in said
+        assert not re.search(r"aggregator failed|ethics; retrying", said)
+
+
 def test_from_nothing_to_a_second_run_with_one_command_a_hospital(tmp_path: Path, data: Path) -> None:
     """Certificates and tokens, a run of an unknown reader in the queue, and a token that is revoked."""
     port = free_port()

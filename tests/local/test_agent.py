@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.errors import UserError
+from rankdad.common.errors import RunFailedError, UserError
 from rankdad.common.logs import LogOptions
 from rankdad.common.models import build_model, build_network
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.plan import make_plan
-from rankdad.common.protocol.service import Offers
-from rankdad.local.agent.processes import Listen
-from rankdad.local.agent.state import AUDIT, RunFolder
+from rankdad.common.protocol.service import Offer, Offered, Offers
+from rankdad.common.protocol.versions import OUR_VERSION
+from rankdad.local.agent.agent import Agent, _Run
+from rankdad.local.agent.processes import Listen, Outcome
+from rankdad.local.agent.state import AUDIT, Considered, RunFolder
 from rankdad.local.agent.words import TWO_SITES, what_is_read, what_leaves
 from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config
@@ -35,6 +37,27 @@ def test_a_line_of_the_audit_log_is_whole_or_not_there(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     folder.audit("refused", by="somebody")
     assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["asked", "refused"]
+
+
+def test_a_run_that_waits_names_its_file_and_leaves_no_checkpoints_once_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a container SITE.json was not there, and checkpoints outlasted a refusal, here or by another hospital."""
+    config = site_config(1, output=str(tmp_path), approval="manual")
+    agent, folder = Agent(config, LogOptions(), Path("/kit/my SITE.json")), RunFolder(config, "small-1")
+    monkeypatch.setattr(agent, "_reply", lambda *_: None)
+    offered = Offered(run="small-1", id="0" * 16, state="running")
+    run, offer = _Run(folder, offered), Offer(run="small-1", id="0" * 16, owner="anna", **OUR_VERSION, spec={})
+    folder.keep(Considered(offer=offer, words=()))
+    with caplog.at_level("INFO"):
+        agent._do_what_is_due(run, offered)
+    assert "`rankdad approve small-1 '/kit/my SITE.json'`" in caplog.text
+    (folder.path / "checkpoints").mkdir()
+    agent._settle(run, Outcome(kind="ended", reason="the run was ended: beta refused it"))
+    agent._do_what_is_due(run, offered)
+    assert not (folder.path / "checkpoints").exists()
+    assert "retrying" not in caplog.text
+    assert "failed" not in str(RunFailedError("aggregator", "beta refused it", code="stopped"))
 
 
 @pytest.mark.slow

@@ -308,6 +308,25 @@ def test_without_encryption_a_proxy_is_asked_to_pass_every_request_on(server: Se
     assert [request["proxy-authorization"] for request in server.headers] == [PROXY_WORDS] * 2
 
 
+def test_a_key_of_another_certificate_is_said_to_be_that(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    (certificate, _), (_, key) = authority.issue("own", []), authority.issue("other", [])
+    pair = {"ca": str(authority.pem), "certificate": str(certificate), "key": str(key)}
+    with pytest.raises(UserError, match="the key belongs to another certificate") as error:
+        AggregatorClient(config_of(1, aggregator="https://far.example:8765", **pair))
+    assert error.value.code == "certificate-unusable"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("place", ["127.0.0.1:1", "proxy.invalid:3128"])
+def test_a_proxy_that_is_not_there_is_named_and_not_the_aggregator(scheme: str, place: str) -> None:
+    config = config_of(0, aggregator=f"{scheme}://far.example:8765", proxy=f"http://me:secret@{place}", patience=0.1)
+    with AggregatorClient(config) as client, pytest.raises(UserError, match=place) as error:
+        client.run()
+    assert (error.value.code, error.value.field) == ("unreachable", "proxy")
+    assert "secret" not in str(error.value)
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_proxy_that_wants_another_password_is_said_without_ours(
     server: Server, scheme: str, caplog: pytest.LogCaptureFixture

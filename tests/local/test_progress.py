@@ -13,9 +13,16 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from rankdad.common.errors import UserError
 from rankdad.common.logs import MAX_PROGRESS, LogOptions, set_up
+from rankdad.common.models import build_model
+from rankdad.common.policy import Policy
+from rankdad.common.protocol.plan import make_plan
+from rankdad.common.spec import RunSpec
+from rankdad.local.agent.words import what_leaves, what_small_steps_send, what_tests_send
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
+from rankdad.local.sent import sent
 from rankdad.simulations.cli import mount
 from tests.conftest import run_document, site_config, write_policy, write_site
 from tests.remote.serving import serving
@@ -34,6 +41,9 @@ def test_a_site_says_a_line_for_every_fold_and_epoch(
     alone: dict[str, Any] = {"federation": {"sites": ["alpha"]}, "training": {"epochs": 1}}
     with serving(tmp_path / "run", **alone, evaluation={"name": "k-fold", "folds": 2}) as served:
         run_site(site_config(served.port, **places, policy=write_policy(tmp_path)))
+    found = sent(tmp_path / "out", served.aggregator.run_id)
+    assert found.keys() >= {"hello", "step", "evaluation"}
+    assert all(one.bytes > one.messages > 0 for one in found.values())
     out, err = capsys.readouterr()
     lines = [line.removeprefix("alpha: ") for line in out.splitlines()[:-1]]
     if kind == "json":
@@ -84,6 +94,7 @@ def test_data_are_read_before_any_aggregator_is_there(tmp_path: Path) -> None:
     assert "alpha can take part in small (dsgd), and its policy allows the run: " in done.output
     assert "60 read, 0 left out, 60 in Table 1" in done.output
     lines = {line.split("│")[1].strip(): line for line in done.output.splitlines() if line.count("│") > 3}
+    assert lines["min_rows"].split("│")[2].strip().endswith(" or less")
     assert "count, mean and deviation" in lines["age"]
     assert f"m: {(table()['sex'] == 'm').sum()}, w: " in lines["sex"]
     assert "57 (95%)" in lines["crp"]
@@ -116,6 +127,21 @@ def test_what_leaves_a_site_is_what_the_run_asks_for(tmp_path: Path, asked: str)
     assert {word: word in told for word in words} == words
 
 
+@pytest.mark.parametrize("smooth", [True, False])
+def test_check_approval_and_log_agree_about_tests_and_small_steps(tmp_path: Path, smooth: bool) -> None:
+    """Predictions stayed here, left approximately, and left by columns, in three sentences about one run."""
+    done = check(tmp_path, table(), {"training": {"solver": "steps"}}, min_rows=4, keyed_folds=not smooth)
+    told = " ".join(done.output.split())
+    spec = RunSpec.read(tmp_path / "run.json")
+    policy = Policy.read(str(tmp_path / "policy.json"))
+    asked = "\n".join(what_leaves(spec, make_plan(spec, build_model(spec)), policy, "anna"))
+    assert what_tests_send(spec, smooth=smooth) in asked
+    assert what_tests_send(spec, smooth=smooth) in told
+    assert "others could compute: training.batch_size: " in told
+    assert what_small_steps_send(spec, 4) in asked
+    assert not what_small_steps_send(spec, 32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["cell", "policy"])
 def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
@@ -125,13 +151,13 @@ def test_what_a_run_would_refuse_is_said_in_the_same_sentence(
     if what == "cell":
         found.loc[4, "age"] = "<30"
     done = check(tmp_path, found, **({"min_rows": 50} if what == "policy" else {}))
-    assert done.exit_code == 1
+    assert isinstance(done.exception, UserError), "with status 2, as online"
     document = json.loads((tmp_path / "run.json").read_text())["run"]
     with serving(tmp_path / "run", **document) as served:
         config = SiteConfig.read(tmp_path / "site.json")
         with pytest.raises(Exception, match=r"row 6, column age" if what == "cell" else r"policy allows") as error:
             run_site(config.model_copy(update={"aggregator": f"http://127.0.0.1:{served.port}"}))
-    assert f"error: {error.value}" in done.output
+    assert str(error.value) == str(done.exception)
     assert threading.active_count() < 20
 
 

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from rankdad.__main__ import app
 from rankdad.common.errors import UserError
 from rankdad.common.policy import Policy
+from rankdad.common.protocol.messages import Kind, Message
 from rankdad.local.agent.state import AUDIT
 from rankdad.local.config import SiteConfig
 from rankdad.local.privacy import archive
@@ -24,6 +25,7 @@ from rankdad.local.privacy.assigning import purpose_of
 from rankdad.local.privacy.cli import FIGURES
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.privacy.log_file import FILE
+from rankdad.local.sent import Messages
 from tests.conftest import run_spec
 from tests.local.privacy.test_log import patients
 
@@ -84,6 +86,7 @@ def test_runs_are_listed_with_their_smallest_part_and_the_page_says_for_what(sit
     said("disclosures", site, "--report", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "25%" in page
+    assert "may have left" in page
     assert all(word in page for word in ("age, nihss", "classification of dead", "alpha, beta, gamma", "24 in 3 parts"))
     assert all(word in page for word in ("<dd>key</dd>", "<dt>Outcome</dt><dd>dead</dd>", FIGURES["table-1"]))
     assert FIGURES["products"] not in page
@@ -103,6 +106,27 @@ def test_the_page_names_owners_and_shows_runs_of_which_an_older_version_noted_le
     page = (tmp_path / "page.html").read_text()
     assert re.findall("<dt>Owner</dt><dd>([a-z-]+)", page) == ["dr-audited", "dr-counted", "not"]
     assert page.count("not recorded by that version") == 2
+
+
+def test_the_page_says_what_did_leave_and_of_whom_others_could_compute_values(site: Path, tmp_path: Path) -> None:
+    """It listed sums of an exact solution of a run in steps, and was silent about a warning of the log."""
+    spec = run_spec(**SPEC.document() | {"model": {"name": "linear"}, "training": {"solver": "auto"}})
+    assert spec.trained_by == "exact or dsgd"
+    log, results = DisclosureLog(tmp_path / "alpha", "alpha"), tmp_path / "alpha-result/runs/steps-1"
+    known = "1" * 16, purpose_of(spec, ["steps of 8"]), "key", patients(NAMES), 8
+    log.parts(*known, expected=log.parts(*known))
+    results.mkdir(parents=True)
+    (results / "run-id").write_text("1" * 16)
+    with closing(Messages(results, spec)) as messages:
+        for number, kind in enumerate((Kind.HELLO, Kind.STEP, Kind.STEP)):
+            messages.note(Message(kind, number, cast(Any, None)), 1000)
+    line = {"what": "accepted", "id": "1" * 16, "run": "steps-1", "owner": "anna"}
+    (tmp_path / "alpha-result" / AUDIT).write_text(json.dumps(line))
+    said("disclosures", site, "--report", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text().partition("<h2>steps-1</h2>")[2]
+    assert all(word in page for word in ("by the method dsgd", "step: 2 messages, 2,000 bytes", "<dd>steps of 8</dd>"))
+    assert FIGURES["products"] not in page
+    assert "steps-1 (1111111111111111)" in said("disclosures", site)
 
 
 def test_a_run_that_an_older_version_began_goes_on(site: Path, tmp_path: Path) -> None:
@@ -164,6 +188,15 @@ def test_the_log_moves_encrypted_and_never_onto_another(
     assert code("privacy", "import", tmp_path / "moved.json", moved) == "passphrase-wrong"
     moved.write_bytes(b"something else")
     assert code("privacy", "import", tmp_path / "moved.json", moved) == "not-an-export"
+
+
+def test_a_restored_log_is_nowhere_without_its_policy(site: Path, tmp_path: Path, cheap: None) -> None:
+    """With a read-only kit, the log was restored, and later commands found it there already."""
+    moved, again = tmp_path / "log.rankdad", tmp_path / "moved.json"
+    said("privacy", "export", site, moved)
+    again.write_text(again.read_text().replace("{", '{"policy": "/proc/policy.json", ', 1))
+    assert code("privacy", "import", again, moved) == "cannot-write"
+    assert not (tmp_path / "moved" / FILE).exists()
 
 
 def test_looking_makes_no_log(tmp_path: Path, site: Path) -> None:
