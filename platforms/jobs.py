@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.files import cannot_write
 from rankdad.common.spec import RunSpec
+
+
+class SiteCalls(Protocol):
+    """A site whose calls an engine carries: see `local.drivers.carried.Carried`."""
+
+    reason: str
+
+    def advance(self, reply: bytes, stops: Callable[[], bool]) -> bytes | None:
+        """Hand in a reply, and return the next call; None if the engine ends the site."""
+
+    def stop(self) -> None:
+        """End the site."""
 
 
 class SettingsError(UserError):
