@@ -121,6 +121,8 @@ class Nodes:
             shutil.copytree(simulated / "sites" / site / "data", folder / site / "data")
             (folder / site / "output").mkdir()
             (folder / site / "data" / "local_parameters.json").write_text(json.dumps({"name": site, "policy": OPEN}))
+        for path in folder.glob("*/runKit/**/resources.json.default"):  # containers have a folder of their own for jobs
+            path.write_text(path.read_text().replace("/tmp/nvflare", str(folder / "nvflare")))
         self.processes = {
             node: subprocess.Popen(
                 [sys.executable, "-c", ENTRY, "central" if node == CENTRAL else "edge"],
