@@ -25,16 +25,22 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="NVFlare is not installed: make engines"),
 ]
-SETS = ("run.training.epochs=1", "run.training.batch_size=128", 'run.model={"name":"mlp","hidden":[16]}')
-SITES = ("hospital-a", "hospital-b")
-CENTRAL = "central"
-IDS = dict(zip(SITES, ("64b7c0ffee01", "640700000002"), strict=True))
+ALL = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
+SITES, CENTRAL = ALL[:2], "central"
+IDS = dict(zip(ALL, ("64b7c0ffee01", "640700000002", "64b7c0ffee03", "64b7c0ffee04"), strict=True))
+SMALL = ("run.training.epochs=1", "run.training.batch_size=128", 'run.model={"name":"mlp","hidden":[16]}')
+LINEAR = (
+    'run.model={"name":"linear"}',
+    'simulation.partition={"name":"iid"}',
+    "run.training.early_stopping=null",
+    'run.training.solver="exact"',
+)
 END = 600.0  # seconds in which every node has to end
 ENTRY = """
 import os, sys
 from rankdad.platforms.neuroflame import __main__ as entry
 
-entry.SILENCE = 20.0
+entry.LOOK, entry.SILENCE = 1.0, 60.0
 status = entry.main()
 sys.stdout.flush()
 os._exit(status)
@@ -94,17 +100,18 @@ class Nodes:
     Args:
         folder: of all nodes' mounts.
         simulated: directory of the simulation with the members' data.
+        sites: the members.
         hook: a folder whose `sitecustomize.py` every process imports first.
     """
 
-    def __init__(self, folder: Path, simulated: Path, hook: Path | None = None) -> None:
+    def __init__(self, folder: Path, simulated: Path, sites: tuple[str, ...] = SITES, hook: Path | None = None) -> None:
         self.folder = folder
         self.environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
         self.environment |= {"PYTHONPATH": f"{hook}:{ROOT}" if hook else str(ROOT)}
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         given = {
-            "users": [{"id": IDS[site], "name": site} for site in SITES],
+            "users": [{"id": IDS[site], "name": site} for site in sites],
             "computation_parameters": json.dumps({"spec": json.loads((simulated / "run.json").read_text())}),
             "fed_learn_port": port,
             "host_identifier": "localhost",
@@ -116,7 +123,7 @@ class Nodes:
         said = call(words, self.environment | {"RANKDAD_PROVISIONING": str(made)}, folder)
         assert "run kits for" in said, said
         shutil.copytree(made / "runKits" / "centralNode", folder / CENTRAL / "runKit")
-        for site in SITES:
+        for site in sites:
             shutil.copytree(made / "runKits" / IDS[site], folder / site / "runKit")
             shutil.copytree(simulated / "sites" / site / "data", folder / site / "data")
             (folder / site / "output").mkdir()
@@ -131,7 +138,7 @@ class Nodes:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            for node in (CENTRAL, *SITES)
+            for node in (CENTRAL, *sites)
         }
 
     def kill(self, node: str) -> None:
@@ -143,6 +150,11 @@ class Nodes:
                     os.kill(number, signal.SIGKILL)
             self.processes[node].poll()
             time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Kill all that is left."""
+        for node in self.processes:
+            self.kill(node)
 
     def ended(self) -> dict[str, tuple[int, str]]:
         """Wait for the end of all nodes, and return their exit codes, and what they have printed."""
@@ -156,10 +168,6 @@ class Nodes:
         """Return the members' files."""
         return {path: path.read_bytes() for path in self.folder.glob("*/data/*")}
 
-    def digests(self, place: str) -> set[str]:
-        """Return the digests of the final weights in a summary."""
-        return set(json.loads((self.folder / place / "summary.json").read_text())["weights_sha256"].values())
-
 
 def _processes(mark: bytes) -> Iterator[int]:
     """Yield the living processes that have a variable in their environment."""
@@ -169,16 +177,37 @@ def _processes(mark: bytes) -> Iterator[int]:
                 yield int(path.parent.name)
 
 
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("simulated") / "run"
-    sets = (*SETS, f"simulation.policy={json.dumps(OPEN)}", f"run.federation.sites={json.dumps(SITES)}")
+def simulate(output: Path, name: str, sets: tuple[str, ...], sites: tuple[str, ...]) -> Path:
+    """Simulate a spec at sites without policies, and return the simulation's directory."""
+    sets = (*sets, f"simulation.policy={json.dumps(OPEN)}", f"run.federation.sites={json.dumps(sites)}")
     options = [word for one in sets for word in ("--set", one)]
-    spec = ROOT / "simulations" / "specs" / "digits.json"
+    spec = ROOT / "simulations" / "specs" / name
     words = [*RANKDAD, "simulate", str(spec), "--lockstep", "--quiet", "--output", str(output), *options]
     said = call(words, os.environ | {"PYTHONPATH": str(ROOT)}, output.parent)
     assert (output / "summary.json").exists(), said
     return output
+
+
+def digests(folder: Path) -> set[str]:
+    """Return the digests of the final weights in a summary."""
+    return set(json.loads((folder / "summary.json").read_text())["weights_sha256"].values())
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulate(tmp_path_factory.mktemp("simulated") / "run", "digits.json", SMALL, SITES)
+
+
+@pytest.mark.parametrize(("spec", "sets"), [("digits.json", SMALL), ("diabetes.json", LINEAR)])
+def test_four_members_and_lockstep_give_the_same_bits(tmp_path: Path, spec: str, sets: tuple[str, ...]) -> None:
+    output = simulate(tmp_path / "simulated", spec, sets, ALL)
+    nodes = Nodes(tmp_path / "run", output, ALL)
+    try:
+        ended = nodes.ended()
+    finally:
+        nodes.stop()
+    assert {code for code, _ in ended.values()} == {0}, ended
+    assert digests(nodes.folder / "central" / "runKit" / "rankdad" / "run") == digests(output)
 
 
 @pytest.mark.parametrize("phase", ["start", "hello", "step", "evaluation", "end"])
@@ -187,10 +216,9 @@ def test_all_others_end_in_a_sentence_and_a_new_run_has_the_same_weights(
     simulated: Path, tmp_path: Path, phase: str, dead: tuple[str, ...]
 ) -> None:
     """A new run has new kits and folders of results, and the same data: one phase shows that."""
-    undisturbed = set(json.loads((simulated / "summary.json").read_text())["weights_sha256"].values())
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(STOPS % {"phase": phase, "folder": tmp_path})
-    nodes, until = Nodes(tmp_path / "killed", simulated, tmp_path / "hook"), time.monotonic() + END
+    nodes, until = Nodes(tmp_path / "killed", simulated, hook=tmp_path / "hook"), time.monotonic() + END
     data = nodes.data()
     try:
         while not (tmp_path / "stopped").exists():
@@ -202,8 +230,7 @@ def test_all_others_end_in_a_sentence_and_a_new_run_has_the_same_weights(
         (tmp_path / "on").touch()
         ended = nodes.ended()
     finally:
-        for node in (CENTRAL, *SITES):
-            nodes.kill(node)
+        nodes.stop()
     assert all(ended[node][0] == -signal.SIGKILL for node in dead), ended
     if CENTRAL not in dead:
         assert ended[CENTRAL][0] == 1
@@ -212,7 +239,7 @@ def test_all_others_end_in_a_sentence_and_a_new_run_has_the_same_weights(
         code, said = ended[site]
         assert (code, len(said.splitlines())) in [(0, 0), (1, 1)], ended
         assert code == 1 or phase == "end"  # the last update has brought all that it needs
-        assert code == 1 or nodes.digests(f"{site}/output") == undisturbed
+        assert code == 1 or digests(nodes.folder / site / "output") == digests(simulated)
     assert nodes.data() == data
     if phase != "step":
         return
@@ -220,7 +247,6 @@ def test_all_others_end_in_a_sentence_and_a_new_run_has_the_same_weights(
     try:
         ended = again.ended()
     finally:
-        for node in (CENTRAL, *SITES):
-            again.kill(node)
+        again.stop()
     assert {code for code, _ in ended.values()} == {0}, ended
-    assert again.digests("central/runKit/rankdad/run") == undisturbed
+    assert digests(again.folder / "central" / "runKit" / "rankdad" / "run") == digests(simulated)
