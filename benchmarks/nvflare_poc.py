@@ -71,13 +71,8 @@ class Poc:
                     os.kill(int(path.read_text()), signal.SIGKILL)
 
     def kill(self, node: str) -> None:
-        """Kill all processes of a node."""
-        mark = f"{self.kits / node}/".encode()
-        while found := [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark in _read(path)]:
-            for path in found:
-                with suppress(ProcessLookupError):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-            time.sleep(0.2)
+        """Kill all processes of a node, as the loss of its machine does."""
+        kill_all("cmdline", f"{self.kits / node}/")
 
     def settle(self, work: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
         """Write every node's settings; the runs' directories lie in `work`."""
@@ -102,6 +97,21 @@ class Poc:
         found = re.search(r"job_id: (\S+)", said := self.nvflare("job", "submit", "-j", str(job)))
         assert found is not None, said
         return found[1]
+
+
+def kill_all(file: str, mark: str) -> None:
+    """Kill processes, none of which can report the end of another.
+
+    Args:
+        file: of their folders in /proc, such as `cmdline`.
+        mark: what that file of theirs has.
+    """
+    while found := [path for path in Path("/proc").glob(f"[0-9]*/{file}") if mark.encode() in _read(path)]:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for path in found:
+                with suppress(ProcessLookupError):
+                    os.kill(int(path.parent.name), number)
+        time.sleep(0.2)
 
 
 def _read(path: Path) -> bytes:

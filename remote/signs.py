@@ -29,7 +29,7 @@ class Signs:
         self._beating = set[str]()
 
     def heard(self, node: str, *, beats: bool) -> None:
-        """Take note of a node's message.
+        """Record a message of a node.
 
         Args:
             node: its name.

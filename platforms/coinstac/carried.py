@@ -30,7 +30,7 @@ class CarriedSite:
         output: folder of its results.
 
     Attributes:
-        reason: why the site has ended: "", as it says so in its outputs.
+        reason: always empty: a site's output has the reason for its end.
     """
 
     reason = ""

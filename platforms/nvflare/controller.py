@@ -40,7 +40,7 @@ class RunController(Controller):  # type: ignore[misc]
         self._signs = Signs((), PATIENCE, self._inbox)
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
-        """Take note of every sign of life that reaches NVFlare's own watch list."""
+        """Record every sign of life that NVFlare reports to its communicator."""
         super().set_communicator(communicator)
         is_active = communicator.client_is_active
 

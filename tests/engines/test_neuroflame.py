@@ -11,13 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from benchmarks.nvflare_poc import RANKDAD, ROOT, call
+from benchmarks.nvflare_poc import RANKDAD, ROOT, call, kill_all
 from tests.conftest import OPEN
 
 pytestmark = [
@@ -143,13 +141,8 @@ class Nodes:
 
     def kill(self, node: str) -> None:
         """Kill all processes of a node, as a container's end does."""
-        mark = f"RANKDAD_WORKSPACE={self.folder / node}\0".encode()
-        while found := [number for number in _processes(mark) if number != os.getpid()]:
-            for number in found:
-                with suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
-            self.processes[node].poll()
-            time.sleep(0.1)
+        kill_all("environ", f"RANKDAD_WORKSPACE={self.folder / node}\0")
+        self.processes[node].poll()
 
     def stop(self) -> None:
         """Kill all that is left."""
@@ -167,14 +160,6 @@ class Nodes:
     def data(self) -> dict[Path, bytes]:
         """Return the members' files."""
         return {path: path.read_bytes() for path in self.folder.glob("*/data/*")}
-
-
-def _processes(mark: bytes) -> Iterator[int]:
-    """Yield the living processes that have a variable in their environment."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if mark in path.read_bytes() + b"\0":
-                yield int(path.parent.name)
 
 
 def simulate(output: Path, name: str, sets: tuple[str, ...], sites: tuple[str, ...]) -> Path:
