@@ -72,7 +72,7 @@ class Poc:
 
     def kill(self, node: str) -> None:
         """Kill all processes of a node, as the loss of its machine does."""
-        kill_all("cmdline", f"{self.kits / node}/")
+        kill_all("cmdline", str(self.kits / node))
 
     def settle(self, work: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
         """Write every node's settings; the runs' directories lie in `work`."""
