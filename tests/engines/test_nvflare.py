@@ -139,9 +139,11 @@ def test_a_killed_job_goes_on_by_the_same_command_with_the_same_weights(
     markers.mkdir()
     code = KILLED % {"phase": phase, "nodes": nodes, "folder": markers}
     (job / "app" / "custom" / "rankdad_job.py").write_text(code)
-    status, _ = poc.submit(job)
+    status, _ = poc.wait(number := poc.begin(job))
     died = {path.name for path in markers.iterdir()}
     assert died, status
+    if nodes == "hospital-b" and status != "COMPLETED":
+        assert f"while it waited for {nodes}" in poc.nvflare("job", "logs", number)
     assert status != "COMPLETED" or died == {"hospital-b"}
     for _ in range(2):  # where both were to die, one may have been first
         if status != "COMPLETED":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
-from rankdad.remote import signs
 from rankdad.remote.signs import Signs
 
 BEATS, CALLS = True, False
@@ -27,7 +27,7 @@ def test_a_node_is_lost_once_if_it_is_never_heard_or_its_heartbeats_stop(
     monkeypatch: pytest.MonkeyPatch, heard: list[tuple[int, bool]], lost: list[str]
 ) -> None:
     now, inbox = [0.0], SimpleQueue[tuple[str, object]]()
-    monkeypatch.setattr(signs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("rankdad.remote.signs.time", SimpleNamespace(monotonic=lambda: now[0]))
     watch = Signs(["alpha", "beta"], 60, inbox)
     for at, beats in heard:
         now[0] = at
