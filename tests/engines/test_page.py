@@ -20,7 +20,7 @@ from benchmarks.nvflare_poc import ROOT, Poc
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 MOST = 10  # commands from an engine's quick start to a run
-# NVFlare waits for 30 s, which is little where other work runs.
+# NVFlare waits for 30 s and Flower for 15 s, which is little where other work runs.
 REPLACED = {
     "nvflare": {
         "poc start": "poc start --timeout 300",
@@ -28,7 +28,7 @@ REPLACED = {
         "submit -j job": "submit -j job | tee submitted",
         "JOB_ID": "$(sed -n 's/job_id: //p' submitted)",
     },
-    "flower": {},
+    "flower": {"flwr run": "flwr_run"},
 }
 PACKAGES = {"nvflare": "nvflare", "flower": "flwr"}
 
@@ -59,6 +59,9 @@ def test_from_the_engine_s_quick_start_to_a_run(tmp_path: Path, page: str, headi
     for shown, run in REPLACED[page].items():
         script = script.replace(shown, run)
     path = f"{Path(sys.executable).parent}:{Poc(tmp_path).environment['PATH']}"
+    flwr = "import flwr.cli.local_superlink as local; local.LOCAL_SUPERLINK_STARTUP_TIMEOUT = 300.0; "
+    flwr = f"{sys.executable} -c '{flwr}from flwr.cli.app import app; app()' run"
+    script = f'flwr_run() {{ {flwr} "$@"; }}\n{script}'
     script = f'rankdad() {{ "{sys.executable}" -m rankdad "$@"; }}\nset -e\n{script}\n'
     environment = Poc(tmp_path).environment | {"PATH": path, "FLWR_HOME": str(tmp_path / "home")}
     try:

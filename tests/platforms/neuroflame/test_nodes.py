@@ -146,7 +146,14 @@ def test_nothing_leaves_of_a_run_that_a_policy_refuses(
 
 
 DEEP = b"[" * 5000
-OTHERS = (None, 7, [], {"stage": "os.system"}, {"stage": "sent"}, {"stage": "sent", "round": 0, "body": "!!"})
+OTHERS: tuple[Any, ...] = (
+    None,
+    7,
+    [],
+    {"stage": "os.system"},
+    {"stage": "sent"},
+    {"stage": "sent", "round": 0, "body": "!!"},
+)
 ALMOST = {"stage": "done", "weights_sha256": "../../x"}, {"stage": "failed", "reason": "\x1b[2J"}, {"stage": "joined"}
 
 
