@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,6 +70,10 @@ class Poc:
                 with suppress(ValueError, OSError):
                     os.kill(int(path.read_text()), signal.SIGKILL)
 
+    def kill(self, node: str) -> None:
+        """Kill all processes of a node, as the loss of its machine does."""
+        kill_all("cmdline", str(self.kits / node))
+
     def settle(self, work: Path, sites: Mapping[str, Mapping[str, Any]]) -> None:
         """Write every node's settings; the runs' directories lie in `work`."""
         documents: dict[str, Mapping[str, Any]] = {**sites, "server": {"directory": str(work / "runs")}}
@@ -77,7 +82,10 @@ class Poc:
 
     def submit(self, job: Path, seconds: float = 600) -> tuple[str, str]:
         """Submit a job, wait for its end, and return its status and what the server's log says has ended it."""
-        number = self.begin(job)
+        return self.wait(self.begin(job), seconds)
+
+    def wait(self, number: str, seconds: float = 600) -> tuple[str, str]:
+        """Wait for a job's end, and return its status and what the server's log says has ended it."""
         said = self.nvflare("job", "wait", number, "--interval", "1", seconds=seconds)
         found = re.search(r"status: (\S+)", said)
         log = (self.kits / "server" / "poc_console.log").read_text()  # that of a job goes with it
@@ -89,6 +97,28 @@ class Poc:
         found = re.search(r"job_id: (\S+)", said := self.nvflare("job", "submit", "-j", str(job)))
         assert found is not None, said
         return found[1]
+
+
+def kill_all(file: str, mark: str) -> None:
+    """Kill processes, none of which can report the end of another.
+
+    Args:
+        file: of their folders in /proc, such as `cmdline`.
+        mark: what that file of theirs has.
+    """
+    while found := [path for path in Path("/proc").glob(f"[0-9]*/{file}") if mark.encode() in _read(path)]:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for path in found:
+                with suppress(ProcessLookupError):
+                    os.kill(int(path.parent.name), number)
+        time.sleep(0.2)
+
+
+def _read(path: Path) -> bytes:
+    """Return a file's bytes; none of one that is gone."""
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 def site_documents(work: Path, source: Path, sites: tuple[str, ...] = SITES) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,14 @@ import typer
 
 from rankdad.command import refuse_options
 
+SettingsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings",
+        metavar="FOLDER",
+        help="Also write all nodes' settings, to try the job on this machine with a simulation's data.",
+    ),
+]
 job = typer.Typer(help="Create a job for another federated engine.", no_args_is_help=True)
 
 
@@ -61,12 +70,15 @@ def job_nvflare(
     bring_code: Annotated[
         bool, typer.Option("--bring-code", help="Include code, for nodes whose class_allow_list lacks rankdad.")
     ] = False,
+    settings: SettingsOption = None,
 ) -> None:
     """Create a job for NVIDIA FLARE; a job that is submitted again resumes its run."""
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.nvflare.job import PACKAGE, write_job
 
     spec = RunSpec.read(file)
+    if settings is not None:
+        _write_settings(settings, file, "nvflare", spec.federation.sites)
     number = write_job(spec, output, brings_code=bring_code)
     sites = ", ".join(spec.federation.sites)
     typer.echo(f"{output}: the job of the run {number}, for the clients {sites}")
@@ -78,11 +90,26 @@ def job_nvflare(
 def job_flower(
     file: Annotated[Path, typer.Argument(metavar="RUN.json", help="A run's spec, alone or under the key 'run'.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="JOB", help="Folder of the job.")],
+    settings: SettingsOption = None,
 ) -> None:
-    """Make a job of Flower's; submitted again, the same run goes on."""
+    """Create a job for Flower; a job that is submitted again resumes its run."""
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.flower.job import write_job
 
     spec = RunSpec.read(file)
+    if settings is not None:
+        _write_settings(settings, file, "flower", spec.federation.sites, registered=False)
     number = write_job(spec, output)
     typer.echo(f"{output}: the job of the run {number}, for the nodes {', '.join(spec.federation.sites)}")
+
+
+def _write_settings(folder: Path, file: Path, engine: str, sites: Sequence[str], **server: object) -> None:
+    """Write all nodes' settings for a trial.
+
+    Raises:
+        UserError: the file is not that of a simulation, or the folder cannot be written.
+    """
+    from rankdad.platforms.jobs import settings_for_trial, write_files
+
+    write_files(folder, settings_for_trial(file.parent, engine, sites, **server), "--settings")
+    typer.echo(f"{folder}: settings of all nodes, which read them with RANKDAD_{engine.upper()}={folder.resolve()}")

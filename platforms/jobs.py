@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.files import cannot_write
 from rankdad.common.spec import RunSpec
+
+
+class SiteCalls(Protocol):
+    """A site whose calls an engine carries: see `local.drivers.carried.Carried`."""
+
+    reason: str
+
+    def advance(self, reply: bytes, stops: Callable[[], bool]) -> bytes | None:
+        """Hand in a reply, and return the next call; None if the engine ends the site."""
+
+    def stop(self) -> None:
+        """End the site."""
 
 
 class SettingsError(UserError):
@@ -37,17 +51,47 @@ def checked(spec: RunSpec, server: str, number: str | None) -> str:
     return number or secrets.token_hex(8)
 
 
-def write_files(output: Path, files: Mapping[str, str]) -> None:
-    """Write a job's files into a folder that is empty or not there.
+def settings_for_trial(simulated: Path, engine: str, sites: Sequence[str], **server: Any) -> dict[str, str]:
+    """Return the files of all nodes' settings for a trial on this machine; results and runs lie beside them.
+
+    Args:
+        simulated: the directory of a simulation, with the data of all sites.
+        engine: its name in a site's settings.
+        sites: of the run.
+        server: what the server's file has beside its directory.
+
+    Raises:
+        UserError: the data of a site is missing.
+    """
+    documents: dict[str, dict[str, Any]] = {"server": {"directory": "runs", **server}}
+    for site in sites:
+        own = simulated.resolve() / "sites" / site
+        if not (own / "data").is_dir():
+            said = f"--settings: there is no {own / 'data'}: expected the run.json of `rankdad simulate`"
+            raise UserError(said, code="data-missing", field="--settings")
+        documents[site] = {"name": site, "aggregator": engine, "data": str(own / "data"), "output": f"out/{site}"}
+        documents[site]["privacy"] = str(own / "privacy") if (own / "privacy").is_dir() else f"privacy/{site}"
+        if (own / "policy.json").is_file():
+            documents[site]["policy"] = str(own / "policy.json")
+    return {f"{node}.json": json.dumps(document, indent=2) + "\n" for node, document in documents.items()}
+
+
+def write_files(output: Path, files: Mapping[str, str], option: str = "--output") -> None:
+    """Write files into a folder that is empty or not there.
+
+    Args:
+        output: the folder.
+        files: contents by path.
+        option: the one that names the folder.
 
     Raises:
         UserError: it is not, or cannot be written.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(
-            f"--output: {output} is there already: choose another folder, or remove it",
+            f"{option}: {output} is there already: choose another folder, or remove it",
             code="output-exists",
-            field="--output",
+            field=option,
         )
     try:
         for name, content in files.items():
@@ -55,4 +99,4 @@ def write_files(output: Path, files: Mapping[str, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise cannot_write(output, error, "--output") from None
+        raise cannot_write(output, error, option) from None

@@ -18,6 +18,7 @@ from rankdad.common.devices import CPU, Device, device_here, limit_threads
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import RunFailedError, SpecError
 from rankdad.common.memory import check_memory
+from rankdad.common.numbers import PositiveFloat
 from rankdad.common.protocol.calls import Reply, packed
 from rankdad.common.protocol.lost import Lost
 from rankdad.common.run.replica import Replica
@@ -27,6 +28,7 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.calls import Calls, StoppedRunError
 from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.run_reader import FILE
+from rankdad.remote.signs import PATIENCE
 
 ID = r"[0-9a-f]{16}"
 TICK = 0.25  # seconds between ticks
@@ -46,6 +48,8 @@ class ServerSettings(Part):
     """Folder of the pretrained weights that a run's spec may name."""
     device: Device = CPU
     """Device of reductions: cpu, cuda:N, cuda or auto."""
+    patience: PositiveFloat = PATIENCE
+    """Seconds of silence after which a hospital's process is lost."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -90,7 +94,8 @@ def host(
         heard = told = time.monotonic()
         while calls.open and not (aggregator.ended and time.monotonic() - heard > SILENCE):
             if stops():
-                raise StoppedRunError(f"{name}: stopped by the engine", code="stopped")
+                waits = f" while it waited for {', '.join(sorted(calls.awaited))}" * bool(calls.awaited)
+                raise StoppedRunError(f"{name}: stopped by the engine{waits}", code="stopped")
             replies: Mapping[str, bytes] = {}
             with suppress(Empty):
                 site, message = inbox.get(timeout=TICK)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rankdad.common.documents import parse_json
 from rankdad.common.errors import UserError
 from rankdad.platforms.coinstac.fields import FIELDS, FOLDER, OWNER
 from rankdad.platforms.coinstac.inputs import read
@@ -17,6 +19,19 @@ from rankdad.platforms.coinstac.site_node import SiteNode
 def default_parameters() -> dict[str, Any]:
     """Return what the owner's fields mean that nobody has written."""
     return {field.variable: field.default for field in OWNER}
+
+
+def parsed(parameters: object) -> dict[str, Any]:
+    """Return the owner's object, which may be JSON.
+
+    Raises:
+        UserError: with all that is wrong, as far as that needs no data.
+    """
+    with suppress(ValueError):
+        parameters = parse_json(parameters) if isinstance(parameters, str) else parameters
+    inputs = inputs_of(parameters)
+    del inputs[FOLDER.variable]
+    return inputs
 
 
 def inputs_of(parameters: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class FlowerSettings(ServerSettings):
 
     registered: bool = True
     """Whether a node's name is the one that its key is registered under; if not, it is what the node says."""
-    patience: PositiveFloat = 600.0
+    patience: PositiveFloat = 600.0  # as its node may return into the running job
     """Seconds for which a site whose node is away is waited for."""
 
 

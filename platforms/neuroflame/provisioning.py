@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from rankdad.common.documents import load_json, parse_json, validate
+from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import UserError
 from rankdad.common.files import make_folder, write_json
 from rankdad.platforms.neuroflame.folders import CLIENT, NAMES, PARAMETERS
@@ -74,16 +74,9 @@ def provision(folder: Path) -> tuple[str, ...]:
         UserError: the input cannot be used, or NVFlare makes no kits of it.
     """
     given = validate(Input, load_json(folder / INPUT), file=INPUT)
-    names, parameters = given.names(), given.computation_parameters or {}
-    try:
-        parameters = parse_json(parameters) if isinstance(parameters, str) else parameters
-    except ValueError:
-        raise UserError(
-            "computation_parameters: is not JSON", code="not-json", field="computation_parameters"
-        ) from None
-    from rankdad.platforms.coinstac.parameters import inputs_of
+    from rankdad.platforms.coinstac.parameters import parsed
 
-    inputs_of(parameters)
+    names, parameters = given.names(), parsed(given.computation_parameters or {})
     clients = {id_: f"{CLIENT}{id_}" for id_ in names}
     made = _startup_kits(folder, given, tuple(clients.values()))
     kits, parameters = folder / KITS, {**parameters, NAMES: names}

@@ -18,12 +18,16 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.apis.wf_comm_spec import WFCommSpec
 
 from rankdad.common.documents import load_json
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.protocol.lost import Lost
 from rankdad.platforms.nvflare.limits import dropped
 from rankdad.platforms.nvflare.site import KEY, RUN
+from rankdad.remote.signs import PATIENCE, Signs
+
+HEARTBEAT = "jobHeartbeat"  # NVFlare's word for a message that a client's job process sends every ten seconds
 
 
 class RunController(Controller):  # type: ignore[misc]
@@ -33,6 +37,18 @@ class RunController(Controller):  # type: ignore[misc]
         super().__init__()
         self._inbox = SimpleQueue[tuple[str, object]]()  # a node's name, and the bytes that it sent, or why it is lost
         self._clients = frozenset[str]()  # to which NVFlare has handed the job: it waits for others without end
+        self._signs = Signs((), PATIENCE, self._inbox)
+
+    def set_communicator(self, communicator: WFCommSpec) -> None:
+        """Record every sign of life that NVFlare reports to its communicator."""
+        super().set_communicator(communicator)
+        is_active = communicator.client_is_active
+
+        def heard(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+            self._signs.heard(client_name, beats=reason == HEARTBEAT)
+            is_active(client_name, reason, fl_ctx)
+
+        communicator.client_is_active = heard
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: a run begins with its control flow."""
@@ -46,11 +62,17 @@ class RunController(Controller):  # type: ignore[misc]
             self._clients = frozenset(client.name for client in fl_ctx.get_engine().get_clients())
             self.log_info(fl_ctx, self._lead(abort_signal, fl_ctx))
         except RankdadError as error:
-            if not abort_signal.triggered:
-                self.system_panic(f"{error} [{error.code}]", fl_ctx)
+            self._fail(f"{error} [{error.code}]", abort_signal, fl_ctx)
         except Exception as error:
             self.log_exception(fl_ctx, "an error of the aggregator's own")
-            self.system_panic(f"an error of the aggregator's own ({type(error).__name__})", fl_ctx)
+            self._fail(f"an error of the aggregator's own ({type(error).__name__})", abort_signal, fl_ctx)
+
+    def _fail(self, reason: str, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """End the job with a sentence; of a job that NVFlare ends already, the log has it."""
+        if abort_signal.triggered:
+            self.log_error(fl_ctx, reason)
+        else:
+            self.system_panic(reason, fl_ctx)
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
         """See the run through, and return in a sentence how it has ended.
@@ -66,14 +88,20 @@ class RunController(Controller):  # type: ignore[misc]
         from rankdad.remote.hosted import host
 
         settings = server_settings(workspace.get_site_config_dir())
+        self._signs = Signs(self._clients, settings.patience, self._inbox)
         return host(
             document,
             settings,
             self._inbox,
             lambda node, reply: self._post(node, reply, fl_ctx),
-            lambda: bool(abort_signal.triggered),
+            lambda: self._stops(abort_signal),
             lambda line: self.log_info(fl_ctx, line),
         )
+
+    def _stops(self, abort_signal: Signal) -> bool:
+        """Return whether NVFlare ends the job, after a look for silent clients."""
+        self._signs.look()
+        return bool(abort_signal.triggered)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Take note of a client whose job process does not come back."""

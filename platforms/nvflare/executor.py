@@ -20,7 +20,7 @@ from rankdad.platforms.nvflare.limits import dropped
 from rankdad.platforms.nvflare.site import KEY, site_life
 
 if TYPE_CHECKING:
-    from rankdad.local.drivers.carried import Carried
+    from rankdad.platforms.jobs import SiteCalls
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
@@ -28,7 +28,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._site: Carried | None = None
+        self._site: SiteCalls | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Hand in a reply, and return the site's next call."""
@@ -36,13 +36,14 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             reply = shareable.get(KEY)
             if task_name != KEY or not isinstance(reply, bytes):
                 return make_reply(ReturnCode.TASK_UNKNOWN)
-            call = self._found(fl_ctx).advance(reply, lambda: bool(abort_signal.triggered))
+            self._site = self._site or self._begin(fl_ctx)
+            call = self._site.advance(reply, lambda: bool(abort_signal.triggered))
         except Exception as error:
             self.log_warning(fl_ctx, f"rankdad: {type(error).__name__}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         if call is None:
             return make_reply(ReturnCode.TASK_ABORTED)
-        if self._site is not None and self._site.reason:
+        if self._site.reason:
             self.log_error(fl_ctx, f"the site has ended: {self._site.reason}")
         result = make_reply(ReturnCode.OK)
         result[KEY] = call
@@ -53,14 +54,12 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         if event_type in (EventType.END_RUN, EventType.ABORT_TASK) and self._site is not None:
             self._site.stop()
 
-    def _found(self, fl_ctx: FLContext) -> Carried:
-        if self._site is None:
-            from rankdad.local.drivers.carried import Carried
+    def _begin(self, fl_ctx: FLContext) -> SiteCalls:
+        from rankdad.local.drivers.carried import Carried
 
-            logging.getLogger("rankdad").propagate = False
-            node = fl_ctx.get_identity_name()
-            workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-            meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
-            owner = str(meta.get("submitter_name", ""))[:63]
-            self._site = Carried(node, site_life(node, workspace.get_site_config_dir(), owner), dropped)
-        return self._site
+        logging.getLogger("rankdad").propagate = False
+        node = fl_ctx.get_identity_name()
+        workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        owner = str(meta.get("submitter_name", ""))[:63]
+        return Carried(node, site_life(node, workspace.get_site_config_dir(), owner), dropped)

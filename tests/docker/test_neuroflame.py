@@ -6,6 +6,7 @@ Singularity's rules are imitated: a root that is only read, a user whom the imag
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,23 @@ def test_containers_end_with_the_weights_of_lockstep(kits: Path) -> None:
         assert "report.html" in (output / "index.html").read_text()
         assert "auc" in (output / "metrics.csv").read_text()
         assert list((output / "global_stats").glob("*.png"))
+
+
+def test_the_page_s_check_of_a_member_s_data(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "neuroflame.md").read_text(encoding="utf-8")
+    parameters, own = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall(r"^    (docker run --rm .*?check)$", page, re.MULTILINE | re.DOTALL)
+    for name, text in (("runKit/parameters.json", parameters), ("data/local_parameters.json", own)):
+        path = tmp_path / "check" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    rows = [f"{row},{row % 7},{('benign', 'malignant')[row * 3 % 5 > 2]}" for row in range(300)]
+    (tmp_path / "check" / "data" / "patients.csv").write_text("\n".join(["age,marker,diagnosis", *rows]))
+    words = ["bash", "-c", command.replace("NAME/rankdad-neuroflame", neuroflame())]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["the data can be used"]), done.stderr
+    (tmp_path / "check" / "data" / "patients.csv").unlink()
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 1
 
 
 def test_a_member_whose_data_cannot_be_used_ends_the_run_and_its_words_stay_there(kits: Path) -> None:

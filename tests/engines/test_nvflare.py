@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,14 +139,40 @@ def test_a_killed_job_goes_on_by_the_same_command_with_the_same_weights(
     markers.mkdir()
     code = KILLED % {"phase": phase, "nodes": nodes, "folder": markers}
     (job / "app" / "custom" / "rankdad_job.py").write_text(code)
-    status, _ = poc.submit(job)
+    status, _ = poc.wait(number := poc.begin(job))
     died = {path.name for path in markers.iterdir()}
     assert died, status
+    if nodes == "hospital-b" and status != "COMPLETED":
+        assert f"while it waited for {nodes}" in poc.nvflare("job", "logs", number)
     assert status != "COMPLETED" or died == {"hospital-b"}
     for _ in range(2):  # where both were to die, one may have been first
         if status != "COMPLETED":
             status, said = poc.submit(job)
     assert status == "COMPLETED", said
+    assert outcome(tmp_path / "work") == ("completed", digests)
+
+
+def test_a_client_that_is_gone_ends_the_job_after_the_patience_and_the_same_job_goes_on(
+    poc: Poc, tmp_path: Path
+) -> None:
+    simulated, digests = lockstep(tmp_path, *SMALL)
+    poc.settle(tmp_path / "work", site_documents(tmp_path / "work", simulated))
+    server = poc.kits / "server" / "local" / "rankdad.json"
+    server.write_text(json.dumps(json.loads(server.read_text()) | {"patience": 60}))
+    job, marker = make(tmp_path, simulated, "--bring-code"), tmp_path / "hospital-b"
+    code = KILLED % {"phase": "step", "nodes": marker.name, "folder": tmp_path}
+    code = code.replace("os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()")
+    (job / "app" / "custom" / "rankdad_job.py").write_text(code)
+    number, until = poc.begin(job), time.monotonic() + 300
+    while not marker.exists():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    poc.kill(marker.name)
+    status, said = poc.wait(number)
+    assert status == "FAILED"
+    assert said.startswith("hospital-b: no sign of life from its process for 60 seconds")
+    poc.nvflare("poc", "start", "-p", marker.name)
+    assert poc.submit(job) == ("COMPLETED", "")
     assert outcome(tmp_path / "work") == ("completed", digests)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from rankdad.common.spec import RunSpec
 from rankdad.platforms.neuroflame.folders import CLIENT, ENVIRONMENT, ERROR
 from rankdad.simulations import lockstep
 from tests.conftest import OPEN, SITES, run_document, write_site
-from tests.platforms.nvflare.engine import Context, Signal, stubs
+from tests.engines.hostile import payload
+from tests.platforms.nvflare.engine import Context, Shareable, Signal, stubs
+from tests.platforms.policies import ALLOWED, REFUSED, settle
 
 IDS = {f"{number}f" * 12: site for number, site in enumerate(SITES, 3)}
 
@@ -40,6 +43,7 @@ class Run:
         from rankdad.platforms.neuroflame.executor import SiteExecutor
 
         self.folder, self.patch, self.sent = folder, monkeypatch, list[bytes]()
+        self.spoil: Callable[[str, bytes], Any] = lambda client, said: said  # what a hostile member sends instead
         self.executors: dict[str, Any] = {f"{CLIENT}{id_}": SiteExecutor() for id_ in IDS}
         self.tasks = {client: SimpleNamespace(put=self._works(client)) for client in self.executors}
         self.controller: Any = IterationController()
@@ -61,6 +65,7 @@ class Run:
             context = Context(client, self.folder, self.folder)
             result = self.executors[client].execute(task.name, task.data, context, Signal())
             self.patch.setenv(ENVIRONMENT, str(self.folder / "central"))
+            result["rankdad"] = self.spoil(client, result["rankdad"])
             self.sent.append(result["rankdad"])
             task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=client)), self.server)
 
@@ -121,3 +126,67 @@ def test_words_of_a_member_stay_with_the_member(
         assert "secret" not in words
         assert str(tmp_path) not in words
     assert not (tmp_path / "beta" / "output" / "index.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
+def test_nothing_leaves_of_a_run_that_a_policy_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    changes = dict(changes)
+    rows = changes.pop("rows", 120)
+    run = Run(tmp_path, {"spec": DOCUMENT | ALLOWED | changes}, monkeypatch)
+    settle(tmp_path, rows)
+    for site in SITES:
+        (tmp_path / site / "data" / "local_parameters.json").write_text(json.dumps({"name": site, "policy": {}}))
+    (panic,) = run.go()
+    assert said.partition(":")[0] in panic
+    for words in run.sent:
+        assert json.loads(words)["rankdad"]["stage"] in ("joined", "failed")
+
+
+DEEP = b"[" * 5000
+OTHERS: tuple[Any, ...] = (
+    None,
+    7,
+    [],
+    {"stage": "os.system"},
+    {"stage": "sent"},
+    {"stage": "sent", "round": 0, "body": "!!"},
+)
+ALMOST = {"stage": "done", "weights_sha256": "../../x"}, {"stage": "failed", "reason": "\x1b[2J"}, {"stage": "joined"}
+
+
+def hostile(number: int, said: bytes) -> Any:
+    """Return what is no output of a site's, or almost one."""
+    rng = random.Random(number)
+    document = json.loads(said)["rankdad"]
+    field = rng.choice(sorted(document))
+    changed = document | {field: rng.choice((None, -1, 1e400, "x" * 10**5, "../x", [[]], {"a": {}}))}
+    said_again = [json.dumps({"rankdad": one}).encode() for one in (*OTHERS, *ALMOST, changed, changed, changed)]
+    return rng.choice((None, 7, "text", b"\xff", DEEP, said[: rng.randrange(len(said))], payload(number), *said_again))
+
+
+@pytest.mark.slow
+def test_a_hundred_hostile_payloads_end_a_run_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, {"spec": DOCUMENT}, monkeypatch)
+    first, spoilt = sorted(run.executors)[0], list[Any]()
+    said = dict[str, bytes]()
+    for client, executor in run.executors.items():
+        monkeypatch.setenv(ENVIRONMENT, str(tmp_path / IDS[client.removeprefix(CLIENT)]))
+        context = Context(client, tmp_path, tmp_path)
+        said[client] = executor.execute("rankdad", {"rankdad": b""}, context, Signal())["rankdad"]
+
+    def works(client: str) -> Any:
+        def put(task: Any) -> None:
+            result = Shareable(rankdad=spoilt[-1] if client == first else said[client])
+            task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=client)), run.server)
+
+        return SimpleNamespace(put=put)
+
+    run.tasks = {client: works(client) for client in run.executors}
+    for number in range(100):
+        spoilt.append(hostile(number, said[first]))
+        run.controller.panics.clear()
+        (panic,) = run.go()
+        assert "of the aggregator's own" not in panic, (spoilt[-1], panic)

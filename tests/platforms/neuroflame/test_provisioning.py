@@ -80,7 +80,7 @@ def test_both_shapes_of_the_input_make_the_same_kits(tmp_path: Path, given: dict
         ({"users": [{"id": 7, "name": "North"}]}, "users[0].id"),
         ({"fed_learn_port": 70000}, "fed_learn_port"),
         ({"host_identifier": ""}, "host_identifier"),
-        ({"computation_parameters": "{"}, "computation_parameters"),
+        ({"computation_parameters": "{"}, "parameters"),
         ({"computation_parameters": "[]"}, "parameters"),
         ({"computation_parameters": {"label": "y", "epocs": 3}}, "parameters"),
         ({"computation_parameters": {"label": "y", "min_rows": 1}}, "parameters"),

@@ -54,6 +54,9 @@ class Component:
 class Controller(Component):
     engine: Any
 
+    def set_communicator(self, communicator: Any) -> None:
+        self.communicator = communicator
+
     def send(self, task: Task, fl_ctx: Any, targets: list[str]) -> None:
         for node in targets:
             self.engine.tasks[node].put(task)
@@ -121,6 +124,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "nvflare.apis.impl.controller": {"Controller": Controller},
     "nvflare.apis.shareable": {"Shareable": Shareable, "make_reply": make_reply},
     "nvflare.apis.signal": {"Signal": Signal},
+    "nvflare.apis.wf_comm_spec": {"WFCommSpec": object},
     "nvflare.fuel.f3.comm_config": {"CommConfigurator": Limits},
 }
 OURS = tuple(
@@ -151,6 +155,7 @@ class Engine:
         self.tasks: dict[str, SimpleQueue[Task | None]] = {site: SimpleQueue() for site in sites}
         self.controller: Any = RunController()
         self.controller.engine = self
+        self.controller.set_communicator(SimpleNamespace(client_is_active=lambda name, reason, fl_ctx: None))
         self.executors: dict[str, Any] = {site: SiteExecutor() for site in sites}
         self.contexts = {node: Context(node, folder / node, config) for node in ("server", *sites)}
         self.contexts["server"].clients = list(sites)

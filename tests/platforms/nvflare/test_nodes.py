@@ -273,3 +273,40 @@ def test_a_client_whose_process_is_lost_ends_the_job_in_a_sentence(consortium: M
 
     engine.spoil = spoil
     assert "NVFlare has lost its process" in failed(engine)
+
+
+@pytest.mark.parametrize("reason", ["jobHeartbeat", None])
+def test_a_client_that_falls_silent_ends_the_job_in_a_sentence(
+    consortium: Make, tmp_path: Path, reason: str | None
+) -> None:
+    """All of its processes are gone: nobody at the client is left to report it."""
+    engine, silent = consortium(), set[str]()
+    change(tmp_path / "server" / "rankdad.json", patience=0.5)
+    active = engine.controller.communicator.client_is_active
+
+    def spoil(node: str, result: Any) -> Any:
+        if node == "beta" and reason is not None:
+            active(node, reason, engine.contexts["server"])
+        silent.update({"beta"} if node == "beta" else ())
+        for other in {*SITES} - silent:
+            active(other, "getTask", engine.contexts["server"])
+        return None if node in silent else result
+
+    engine.spoil = spoil
+    said = failed(engine)
+    assert said.startswith("beta: no sign of life")
+    assert said.endswith("[site-ended]")
+
+
+def test_a_job_that_the_engine_ends_names_the_clients_that_it_waited_for(consortium: Make) -> None:
+    engine = consortium()
+
+    def spoil(node: str, result: Any) -> Any:
+        engine.signal.triggered = engine.signal.triggered or node == "beta"
+        return None if node == "beta" else result
+
+    engine.spoil = spoil
+    engine.run()
+    assert not engine.controller.panics
+    (line,) = [line for line in engine.said()["server"] if line.endswith("[stopped]")]
+    assert "beta" in line
