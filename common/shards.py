@@ -6,6 +6,7 @@ pickled metadata, which a file from elsewhere could abuse.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,11 @@ def read(folder: Path, tensors: dict[str, Tensor], *, alone: bool = False) -> No
     Raises:
         Exception: one of `UNREADABLE`.
     """
+    reader = _storage().HuggingFaceStorageReader(str(folder))
     try:
-        load(tensors, storage_reader=_storage().HuggingFaceStorageReader(str(folder)), no_dist=alone)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
+            load(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:
         raise ValueError(one_line(next(iter(error.failures.values()))[0])) from None
 
