@@ -123,7 +123,8 @@ class Checkpoints:
             if self._sync:
                 sync_path(temporary)
             path = self.folder / f"{round_:012d}-{digest_of(temporary)}.safetensors"
-            if parts is not None and not _beside(path).exists():
+            if parts is not None and path not in self._whole:  # else they are there
+                shutil.rmtree(_beside(path), ignore_errors=True)
                 parts.rename(_beside(path))
             os.replace(temporary, path)  # noqa: PTH105
             if self._sync:
