@@ -1,9 +1,8 @@
 """Checkpoints of a LowRank that another mesh, or another number of ranks, can read (torch.distributed.checkpoint).
 
 Every rank writes its residuals under its number among the data-parallel ranks, in the shapes of parameters: parts of
-tensor parallel are DTensors, which torch divides again. Files are safetensors: torch's own format has pickled metadata,
-which a file from elsewhere could abuse. All residuals of a parameter add up to what no step has applied yet, so fewer
-ranks take those of several, and more ranks begin without.
+tensor parallel are DTensors; see `common.shards`. All residuals of a parameter add up to what no step has applied yet,
+so fewer ranks take those of several, and more ranks begin without.
 """
 
 from __future__ import annotations
@@ -15,22 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from rankdad.common import shards
 from rankdad.common.collectives import broadcast_bytes
 from rankdad.common.errors import DataError, UserError, one_line
-from rankdad.common.files import check_file
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.meshes import Groups, Part, local, wrapped
@@ -42,15 +36,6 @@ STEP, OPTIONS, PLACES, SAVED = "step", "options", "ranks", "saved/"
 SITE, NODE = "site", "node"
 MAY_CHANGE = ("gather_up_to",)
 MOST_OPTIONS = 1 << 16  # bytes
-UNREADABLE = (
-    OSError,
-    SafetensorError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)  # of any file
 T = TypeVar("T")
 
 
@@ -109,14 +94,11 @@ def write(
         token = int.from_bytes(broadcast_bytes(secrets.token_bytes(7)))  # of this save, which may meet another one
         found = written(seat, step, options, site, node)
         found[f"{SAVED}{dist.get_rank()}"] = torch.tensor([token, dist.get_world_size()])
-        writer = _storage().HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         with reaching("the checkpoint"):
-            save(found, storage_writer=writer)
-    except CheckpointException as error:  # at all ranks
-        problem = (
-            f"{folder}: cannot be written ({one_line(next(iter(error.failures.values()))[0])}): choose another place"
-        )
+            shards.write(Path(folder), found)
+    except OSError as error:  # at all ranks
+        problem = f"{folder}: cannot be written ({one_line(error)}): choose another place"
         raise UserError(problem, code="cannot-write", field="folder") from None
 
 
@@ -131,9 +113,9 @@ def read(
     tensors = _together(partial(blank, Path(folder), seat), groups)
     try:
         with reaching("the checkpoint"):
-            load(tensors, storage_reader=_storage().HuggingFaceStorageReader(str(folder)))
-    except CheckpointException as error:  # at all ranks
-        raise _unreadable(folder, next(iter(error.failures.values()))[0]) from None
+            shards.read(Path(folder), tensors)
+    except shards.UNREADABLE as error:  # at all ranks
+        raise _unreadable(folder, error) from None
     return _together(partial(restored, seat, tensors, options), groups)
 
 
@@ -196,12 +178,9 @@ def blank(folder: Path, seat: Seat) -> dict[str, Tensor]:
         UserError: there is no such checkpoint, or it is of another model.
     """
     try:
-        for file in folder.glob("*.safetensors"):
-            check_file(file)  # a pipe would block
-        known = _storage().HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    except (DataError, *UNREADABLE) as error:
+        sizes = {key: tuple(each.size) for key, each in shards.sizes(folder).items()}
+    except (DataError, *shards.UNREADABLE) as error:
         raise _unreadable(folder, error) from None
-    sizes = {key: tuple(each.size) for key, each in known.items() if isinstance(each, TensorStorageMetadata)}
     saved = [key for key in sizes if key.startswith(SAVED)]
     fits = {sizes.get(STEP), sizes.get(PLACES)} == {()} and {sizes[key] for key in saved} == {(2,)}
     if not fits or not 0 <= math.prod(sizes.get(OPTIONS, (-1,))) <= MOST_OPTIONS:
@@ -272,20 +251,6 @@ def restored(
         states.append(MethodState(joined, bases))
     site, node = states
     return step, site, node
-
-
-def _storage() -> Any:
-    """Return torch's storage in safetensors.
-
-    Raises:
-        UserError: this PyTorch has none.
-    """
-    try:
-        from torch.distributed.checkpoint import hf_storage
-    except ImportError:
-        problem = f"save and load: PyTorch {torch.__version__} writes no checkpoints in safetensors: expected 2.13"
-        raise UserError(problem, code="not-installed") from None
-    return hf_storage
 
 
 def _split(route: Route, residual: Matrix) -> dict[str, Tensor]:

@@ -196,8 +196,8 @@ class Passes:
             DataError: a file can no longer be read.
         """
         plan, run = self._plan, self._run
-        model = run.replica.model.train()
-        like = next(model.parameters()).detach().new_empty(0)
+        first = next(run.replica.model.train().parameters())
+        like = torch.empty(0, dtype=first.dtype, device=first.device)  # not distributed, as `first` may be
         if not len(batch):
             return self._made(gather(plan.routes, {}, {}, like), 0.0), moments
         # torch.manual_seed formats a stack trace for each kind of device that is missing
@@ -307,12 +307,7 @@ class Passes:
                 factors[name] = concatenate([factor for factor, _ in each])
         return factors, dense
 
-    def _backward(
-        self,
-        batch: StepBatch,
-        capture: FactorCapture,
-        losses: list[Tensor],
-    ) -> None:
+    def _backward(self, batch: StepBatch, capture: FactorCapture, losses: list[Tensor]) -> None:
         """Run the backward passes of a batch's mean loss, part by part; the last one completes the gradients.
 
         Args:

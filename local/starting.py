@@ -17,7 +17,7 @@ from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import check_snapshot
 from rankdad.common.privacy.standing import Flows, Place
-from rankdad.common.run.checkpoints import Checkpoints, take_over
+from rankdad.common.run.checkpoints import Checkpoints, Found, take_over
 from rankdad.common.run.state import RunState
 from rankdad.common.run.state_format import Loaded
 from rankdad.common.staleness import Sent
@@ -43,6 +43,11 @@ def run_id(offered: Mapping[str, object]) -> str:
             field="id",
         )
     return number
+
+
+def checkpoints_folder(output: Path, offered: Mapping[str, object]) -> Path:
+    """Return the folder of a run's checkpoints, given the run's document from the aggregator."""
+    return output / "checkpoints" / run_id(offered)
 
 
 def results_folder(output: Path, name: str, run: str) -> Path:
@@ -158,22 +163,23 @@ def starting_state(
         UserError: the checkpoint is not this site's, or was made with other data.
     """
     ranks = ranks or Alone()
-    loaded, oldest = checkpoints.load(run_state), offered.get("oldest", 0)
-    if loaded is None and checkpoints.damaged and oldest == 0:
+    found, oldest = checkpoints.find(), offered.get("oldest", 0)
+    if found is None and checkpoints.damaged and oldest == 0:
         _log.warning("has no complete checkpoint; starts from the beginning, and repeats its contributions")
         ranks.share()
         return TrainingState(site, run_state)
-    if loaded is not None and isinstance(oldest, int) and run_state.round >= oldest:
-        _log.info("continues from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
-        ranks.share(checkpoints.packed())
-        return loaded_state(site, run_state, loaded)
-    snapshot = ask_for_snapshot()
+    is_covered = found is not None and isinstance(oldest, int) and found.round >= oldest
+    snapshot = None if is_covered else ask_for_snapshot()
     if snapshot is None:
         ranks.share(checkpoints.packed())
-        return TrainingState(site, run_state)
-    check_snapshot(policy, has_checkpoint=loaded is not None)
+        if found is None:
+            return TrainingState(site, run_state)
+        state = _restored(site, run_state, checkpoints, found)
+        _log.info("continues from its checkpoint of step %d, round %d", run_state.steps, run_state.round)
+        return state
+    check_snapshot(policy, has_checkpoint=found is not None)
     take_over(run_state, snapshot)
-    why = "has lost its checkpoints" if loaded is None else "was away for longer than the ledger covers"
+    why = "has lost its checkpoints" if found is None else "was away for longer than the ledger covers"
     notice(
         f"{site}: {why}; continues from the aggregator's checkpoint of step {run_state.steps}, without residuals: it "
         "takes over weights that it cannot compare with its own"
@@ -190,16 +196,17 @@ def shared_state(site: str, run_state: RunState, checkpoints: Checkpoints, share
     Args:
         site: its name.
         run_state: at the run's beginning; changed in place.
-        checkpoints: in an empty folder of this rank.
+        checkpoints: of the site.
         shared: rank 0's checkpoint; None for the beginning.
     """
     if shared is None:
         return TrainingState(site, run_state)
     if shared.startswith(SNAPSHOT):
         take_over(run_state, shared.removeprefix(SNAPSHOT))
-        run_state.tensors()  # rank 0 writes a checkpoint and may need this rank's rows
+        checkpoints.save(run_state, {}, {"follows": True})
         return TrainingState(site, run_state, follows=True)
-    checkpoints.receive(shared)
-    loaded = checkpoints.load(run_state)
-    assert loaded is not None
-    return loaded_state(site, run_state, loaded)
+    return _restored(site, run_state, checkpoints, checkpoints.receive(shared))
+
+
+def _restored(site: str, run_state: RunState, checkpoints: Checkpoints, found: Found) -> TrainingState:
+    return loaded_state(site, run_state, checkpoints.restore(run_state, found))

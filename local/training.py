@@ -220,7 +220,8 @@ class _Trainer:
         assert run.farewell is not None
         outcome = (run.progress.best_epoch, run.epoch, run.test, run.farewell.weights_sha256)
         prepared = self.passes.prepared()
-        return Result(run.best_weights, run.replica.weights(), *outcome, prepared.transform.fit, prepared.transform.own)
+        best, final = (run.replica.gathered(own) for own in (run.best_weights, run.replica.weights()))
+        return Result(best, final, *outcome, prepared.transform.fit, prepared.transform.own)
 
     def _note_unknown(self) -> None:
         """Note how much of a batch's texts training does not see; the aggregator does not learn it."""

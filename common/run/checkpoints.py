@@ -4,6 +4,9 @@ The last two are kept. A file is safetensors: tensors by name, and a JSON object
 Its name has the round and a digest of its bytes; a damaged file is skipped and renamed.
 
     000000000057-9f86d081884c7d65.safetensors
+
+Ranks that divide a replica write its parts into a folder beside the file, `….parts`. The file has their digests, and
+comes last: a folder without it is removed.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import json
 import logging
 import os
 import re
+import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
@@ -36,7 +40,30 @@ EVERY = 50  # steps between two checkpoints
 DIGITS = 12  # of a round in a name
 _NAME = re.compile(rf"(\d{{{DIGITS}}})(?:-([0-9a-f]{{16}}))?\.safetensors")  # earlier versions have no digest
 _SIZE = struct.Struct("<I")
+_HEAD = struct.Struct("<Q")  # size of a safetensors file's head
+PARTS = "parts"  # suffix of folders with parts, and key of their digests in a file's metadata
 _log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """A checkpoint that was read, but not yet restored.
+
+    Args:
+        path: of its file.
+        document: its JSON object.
+        tensors: by name.
+        parts: digests of the files beside it, by name.
+    """
+
+    path: Path
+    document: dict[str, Any]
+    tensors: dict[str, Tensor]
+    parts: dict[str, str]
+
+    @property
+    def round(self) -> int:
+        """The next round after it."""
+        return int(self.document["progress"]["round"])
 
 
 class Checkpoints:
@@ -79,7 +106,12 @@ class Checkpoints:
         Raises:
             UserError: the disk is full or broken; the last checkpoint stays.
         """
-        tensors, metadata = self._format.of(state, residuals, document, moments, changes)
+        self._write(state.round, *self._format.of(state, residuals, document, moments, changes))
+
+    def _write(
+        self, round_: int, tensors: dict[str, Tensor], metadata: dict[str, str], parts: Path | None = None
+    ) -> None:
+        """Write a checkpoint's file; a folder with the parts that it lists becomes the one beside it."""
         temporary = self.folder / "new.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,39 +122,80 @@ class Checkpoints:
             temporary.chmod(0o600)
             if self._sync:
                 sync_path(temporary)
-            path = self.folder / f"{state.round:012d}-{_digest(temporary)}.safetensors"
+            path = self.folder / f"{round_:012d}-{digest_of(temporary)}.safetensors"
+            if parts is not None and path not in self._whole:  # else they are there
+                shutil.rmtree(_beside(path), ignore_errors=True)
+                parts.rename(_beside(path))
             os.replace(temporary, path)  # noqa: PTH105
             if self._sync:
                 sync_path(self.folder)
         except (OSError, SafetensorError) as error:
             with suppress(OSError):  # the disk may be full or broken
                 temporary.unlink(missing_ok=True)
-            problem = f"the checkpoint cannot be written: {error}"
-            raise DataError(temporary, problem, code="cannot-write", hint=f"; {AGAIN}") from None
-        before = [old for old in self._whole if _round(old) != state.round]
+            raise self._not_written(temporary, error) from None
+        before = [old for old in self._whole if _round(old) != round_]
         self._whole = [*before, path][-KEPT:]
         for old in self._paths():
             if old not in self._whole:
                 old.unlink(missing_ok=True)
+        for folder in self.folder.glob(f"*.{PARTS}"):
+            if folder not in map(_beside, self._whole):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _not_written(self, path: Path, error: Exception) -> UserError:
+        problem = f"the checkpoint cannot be written: {error}"
+        return DataError(path, problem, code="cannot-write", hint=f"; {AGAIN}")
 
     def load(self, state: RunState, most_steps: int | None = None) -> Loaded | None:
-        """Restore the newest readable checkpoint; return its further contents, or None if there is none.
+        """Restore the newest readable checkpoint; see `find` and `restore`. Return None if there is none."""
+        found = self.find(most_steps)
+        return None if found is None else self.restore(state, found)
+
+    def find(self, most_steps: int | None = None) -> Found | None:
+        """Return the newest readable checkpoint; None if there is none.
 
         Args:
-            state: of the run; changed in place.
             most_steps: skip checkpoints with more steps.
 
         Raises:
             UserError: the checkpoint is of another run, plan, version or owner, or the owner has other data.
         """
         for path in reversed(self._paths()):
-            document, tensors = self._read(path) or ({}, {})
-            if not document or (most_steps is not None and document["progress"]["steps"] > most_steps):
+            found = self._read(path)
+            if found is None or (most_steps is not None and found.document["progress"]["steps"] > most_steps):
                 continue
-            loaded = self._format.restore(state, document, tensors, str(path))
             self._whole = [path]
-            return loaded
+            return found
         return None
+
+    def restore(self, state: RunState, found: Found) -> Loaded:
+        """Restore a checkpoint; return its further contents.
+
+        Args:
+            state: of the run; changed in place.
+            found: the checkpoint.
+
+        Raises:
+            UserError: the checkpoint is not of this run, or its parts cannot be read.
+        """
+        tensors = found.tensors
+        if found.parts:
+            tensors = tensors | self._parts(state, _beside(found.path))
+        return self._format.restore(state, found.document, tensors, str(found.path))
+
+    def _parts(self, state: RunState, folder: Path) -> dict[str, Tensor]:
+        """Return the parts of a replica that this process needs."""
+        from rankdad.common import shards
+
+        try:
+            known, filled = shards.sizes(folder), dict[str, Tensor]()
+            for key in sorted(known):
+                filled[key] = state.replica.blank(key.partition("/")[2], known[key].size, known[key].properties.dtype)
+            shards.read(folder, {key: value for key, value in filled.items() if not value.is_meta}, alone=True)
+        except (DataError, *shards.UNREADABLE) as error:
+            problem = f"its parts cannot be read ({one_line(error)}): all ranks need the folder {self.folder}"
+            raise DataError(folder, problem, code="checkpoint-unreadable") from None
+        return filled
 
     def packed(self) -> bytes | None:
         """Return the bytes of the last read or written checkpoint, for `receive`; None if there is none.
@@ -138,10 +211,12 @@ class Checkpoints:
         except OSError as error:
             raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
 
-    def receive(self, newest: bytes) -> None:
-        """Write the bytes from another process's `packed`, of the same owner."""
+    def receive(self, newest: bytes) -> Found:
+        """Return the checkpoint whose bytes another process of the same owner has returned from `packed`."""
         name, _, content = newest.partition(b"\n")
-        (self.folder / name.decode()).write_bytes(content)
+        (size,) = _HEAD.unpack_from(content)
+        metadata = json.loads(content[_HEAD.size : _HEAD.size + size])["__metadata__"]
+        return _found(self.folder / name.decode(), metadata, safetensors.torch.load(content))
 
     def oldest(self) -> int | None:
         """Return the round of the older of two complete checkpoints: no earlier one is needed."""
@@ -150,16 +225,16 @@ class Checkpoints:
     def snapshot(self) -> bytes | None:
         """Return the newest readable checkpoint for a site that has lost its own, or None; see `take_over`."""
         for path in reversed(self._paths()):
-            if (checkpoint := self._read(path)) is not None:
-                document, tensors = checkpoint
-                return _packed(document["progress"], {n: v for n, v in tensors.items() if n.startswith(SHARED)})
+            if (found := self._read(path)) is not None:
+                shared = {name: value for name, value in found.tensors.items() if name.startswith(SHARED)}
+                return _packed(found.document["progress"], shared)
         return None
 
     def _paths(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("*.safetensors") if _NAME.fullmatch(path.name))
 
-    def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """Return a checkpoint's document and tensors; None if it is damaged.
+    def _read(self, path: Path) -> Found | None:
+        """Return a checkpoint; None if it is damaged.
 
         Raises:
             UserError: it is complete, but of another owner or version, or with other data.
@@ -170,23 +245,29 @@ class Checkpoints:
                 f"{path}: is a checkpoint of an earlier rankdad: finish the run with its own version",
                 code="checkpoint-of-earlier-version",
             )
-        if not is_whole(path):
+        found = None
+        if is_whole(path):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    found = _found(path, file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+            except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise UserError(
+                    f"{path}: is no checkpoint of rankdad: {one_line(error)}", code="checkpoint-unreadable"
+                ) from None
+        if found is None or not all(_has_digest(_beside(path) / name, own) for name, own in found.parts.items()):
             self.damaged.add(path)
             self._whole = [known for known in self._whole if known != path]
             _log.warning("%s: the checkpoint is damaged and skipped: is the disk failing?", path)
             return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                document = json.loads(file.metadata()[""])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if not isinstance(document, dict):
-                raise ValueError("its document is no object")
-        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(
-                f"{path}: is no checkpoint of rankdad: {one_line(error)}", code="checkpoint-unreadable"
-            ) from None
-        self._format.check(document, str(path), f"choose another output, or remove {self.folder}")
-        return document, tensors
+        self._format.check(found.document, str(path), f"choose another output, or remove {self.folder}")
+        return found
+
+
+def _found(path: Path, metadata: Mapping[str, str], tensors: dict[str, Tensor]) -> Found:
+    document, parts = json.loads(metadata[""]), json.loads(metadata.get(PARTS, "{}"))
+    if not isinstance(document, dict):
+        raise ValueError("its document is no object")
+    return Found(path, document, tensors, parts)
 
 
 def newest(folder: Path) -> Path | None:
@@ -208,8 +289,12 @@ def round_of(path: Path) -> int:
 def is_whole(path: Path) -> bool:
     """Return whether a checkpoint's bytes match the digest in its name."""
     match = _NAME.fullmatch(path.name)
+    return match is not None and _has_digest(path, match[2])
+
+
+def _has_digest(path: Path, digest: str | None) -> bool:
     try:
-        return match is not None and path.is_file() and _digest(path) == match[2]  # a pipe would block
+        return path.is_file() and digest_of(path) == digest  # a pipe would block
     except OSError:  # a failing disk
         return False
 
@@ -235,11 +320,17 @@ def take_over(state: RunState, snapshot: bytes) -> None:
         ) from None
 
 
+def _beside(path: Path) -> Path:
+    """Return the folder with the parts of a checkpoint."""
+    return path.with_suffix(f".{PARTS}")
+
+
 def _round(path: Path) -> int:
     return int(path.name[:12])
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return the start of the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 

@@ -219,6 +219,22 @@ class Replica:
         self.model.load_state_dict({name.removeprefix("weights/"): value for name, value in weights.items()})
         load_moments(self._optimizer, self.trained, {n: value for n, value in tensors.items() if n not in weights})
 
+    def gathered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole weights, from those that `weights` has returned; empty at a site's ranks other than 0."""
+        return dict(weights)
+
+    def spread(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this replica's weights or moments by name, in the shapes of whole ones, for a checkpoint."""
+        return dict(own)
+
+    def parts(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this replica's parts of weights or moments in the shapes of whole ones: the reverse of `spread`."""
+        return dict(whole)
+
+    def blank(self, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return a tensor as from `spread`, to be filled from a checkpoint."""
+        return torch.empty(shape, dtype=dtype)
+
     def digest(self) -> str:
         """Return the sha256 of all weights and buffers."""
         return weights_sha256(self.weights())

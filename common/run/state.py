@@ -375,10 +375,10 @@ class RunState:
         return None if self.validation is None else self.validation.values.get(self.spec.training.monitor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all tensors by name, on the CPU; with `progress`, they suffice to resume the run."""
+        """Return all tensors by name; with `progress`, they suffice to resume the run. See `Replica.spread`."""
         assert self.between_steps
         named = {f"replica/{name}": value for name, value in self.replica.state().items()}
-        named |= {f"best/{name}": value for name, value in self.best_weights.items()}
+        named |= {f"best/{name}": value for name, value in self.replica.spread(self.best_weights).items()}
         named |= {f"total/{name}": value for name, value in self.totals.items()}
         # Copies, because a view would keep a whole received update in memory.
         return named | copies({f"basis/{name}": value for name, value in self.bases.items()})
@@ -395,6 +395,6 @@ class RunState:
         self.totals = under("total", tensors)
         self.set_roster(progress.roster)
         self.replica.load_state(under("replica", tensors), progress.steps - progress.study.before)
-        self.best_weights = under("best", tensors)
+        self.best_weights = self.replica.parts(under("best", tensors))
         device = self.replica.device
         self.bases = {name: value.to(device) for name, value in under("basis", tensors).items()}

@@ -17,6 +17,7 @@ from rankdad.common.run.snapshot import Progress, under
 from rankdad.common.run.state import RunState
 
 SHARED = ("replica/", "best/", "basis/", "total/")  # tensors that are equal at all processes
+DIVIDED = ("replica/", "best/")  # those that a divided replica has parts of
 FORMAT = 4  # of the document
 
 

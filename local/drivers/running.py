@@ -36,7 +36,7 @@ from rankdad.local.ranks.group import LostRankError
 from rankdad.local.sent import Messages
 from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
 from rankdad.local.site import site_of
-from rankdad.local.starting import results_folder, run_id, save_state, starting_state
+from rankdad.local.starting import checkpoints_folder, results_folder, run_id, save_state, starting_state
 from rankdad.local.taking_part import TakingPart, amounts, printed, taking_part
 from rankdad.local.timings import Timings
 from rankdad.local.trained_rows import write_trained_rows
@@ -91,11 +91,10 @@ def run_site(
             spec, policy, plan, data = own.spec, own.policy, own.plan, own.data
             replica = ranks.replica(spec, plan, data, own.replica)
             client.expect(plan)
-            run = run_id(offered)
-            checkpoints = Checkpoints(output / "checkpoints" / run, plan, config.name, data_sha256=data.sha256())
+            checkpoints = ranks.checkpoints(checkpoints_folder(output, offered), plan, config.name, data)
             with ranks.together():
                 run_state = RunState(spec, plan, replica)
-            results = results_folder(output, spec.name, run)
+            results = results_folder(output, spec.name, run_id(offered))
             notices = Notices(results, _log.warning)
             followed = names.enter_context(closing(Followed(checkpoints.folder)))
             state = starting_state(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from torch import Tensor
 
 from rankdad.common.data import SiteData
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 
@@ -39,6 +41,10 @@ class Alone:
     def replica(self, spec: RunSpec, plan: Plan, data: SiteData, replica: Replica) -> Replica:
         """Return the shared replica, whole or in rows, after checking that run, data and model are equal."""
         return replica
+
+    def checkpoints(self, folder: Path, plan: Plan, owner: str, data: SiteData) -> Checkpoints:
+        """Return the site's checkpoints in a folder."""
+        return Checkpoints(folder, plan, owner, data_sha256=data.sha256())
 
     def pooled(self, payload: Payload, loss: float) -> tuple[Payload, float]:
         """Return the gradients of the whole batch and its loss.

@@ -1,9 +1,9 @@
 """A replica divided between a site's ranks: each has a part of the weights and of their moments.
 
-`shard` divides each weight's rows: torch's `fully_shard` gathers a block's whole weights for its passes. `tensor`
-divides layers, see `local.ranks.tensor`, and `pipeline` blocks, see `local.ranks.pipeline`. Gradients of whole weights
-are exchanged as without, so torch reduces none. Each rank applies the update to its own part, which equals the whole
-update for elementwise optimizers. All ranks call each method at the same time.
+`shard` divides each weight's rows, see `local.ranks.fsdp`, `tensor` layers, see `local.ranks.tensor`, and `pipeline`
+blocks, see `local.ranks.pipeline`. Gradients of whole weights are exchanged as without, so torch reduces none. Each
+rank applies the update to its own part, which equals the whole update for elementwise optimizers. All ranks call each
+method at the same time.
 """
 
 from __future__ import annotations
@@ -19,34 +19,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rankdad.common.collectives import all_gather_equal
 from rankdad.common.devices import CPU
 from rankdad.common.errors import SpecError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor
-from rankdad.common.lowrank.layers import has_hooks, linear_layers
+from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import ALL, Index
 from rankdad.common.meshes import Cut, Division, cut, local, wrapped
 from rankdad.common.run.batches import batch_sizes, parts
 from rankdad.common.run.optimizer import load_moments, moments_of
-from rankdad.common.run.replica import Replica, copies
+from rankdad.common.run.replica import Replica, copies, weights_sha256
 from rankdad.common.run.snapshot import under
 from rankdad.common.run.weight_sketch import sketch
 from rankdad.common.spec import Adam, RunSpec
 from rankdad.local.config import SiteConfig
+from rankdad.local.ranks.fsdp import sharded
 from rankdad.local.ranks.pipeline import Stages
 from rankdad.local.ranks.tensor import divide
-
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # their members are blocks
 
 
 class DividedReplica(Replica):
     """The part of a replica at one rank.
 
-    Rank 0 returns whole weights and states. The others return their own parts, which `load` also accepts.
+    Weights are this rank's parts, which `load` accepts beside whole ones.
 
     Args:
         spec: the run.
@@ -61,11 +59,13 @@ class DividedReplica(Replica):
         self._batches = sizes.get("data", 1) * sizes.get("shard", 1)
         self._layers = linear_layers(model)
         self._shapes = {name: value.shape for name, value in model.state_dict().items()}
+        first = dict[nn.Parameter, str]()
+        self._names = {name: first.setdefault(p, name) for name, p in model.named_parameters(remove_duplicate=False)}
         self.stages = Stages(spec, model, mesh["pipeline"].get_group()) if "pipeline" in sizes else None
         self._orders = divide(spec, model, mesh["tensor"], self._elsewhere) if "tensor" in sizes else {}
         cuts = {name: _cuts_of_tensor(parameter) for name, parameter in model.named_parameters()}
         dims = tuple(name for name in ("data", "shard") if name in sizes)
-        self._blocks = _sharded(model, mesh[dims]) if "shard" in sizes else []
+        self._blocks = sharded(model, mesh[dims]) if "shard" in sizes else []
         super().__init__(spec, model=model)
         self._division = Division(model, None, start=False)
         self._cuts = {name: cuts[name] + part.cuts for name, part in self._division.parts.items()}
@@ -130,7 +130,7 @@ class DividedReplica(Replica):
     @contextmanager
     def evaluating(self, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Iterator[nn.Module]:
         """Yield the model with these weights, for passes without gradients at all ranks."""
-        own = {name: local(value).clone() for name, value in self.model.state_dict().items()} if weights else {}
+        own = self.weights() if weights else {}
         self.load(weights)
         with self.passes():
             yield self.model
@@ -142,11 +142,15 @@ class DividedReplica(Replica):
         with torch.no_grad():
             for name, value in weights.items():
                 whole = value.shape == self._shapes[name]
-                local(own[name]).copy_(self._part(name, value) if whole else value)
+                local(own[name]).copy_(self._part(self._name(name), value) if whole else value)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return a copy of all weights and buffers on the CPU; at ranks other than 0, of their parts."""
-        return self._gathered(self.model.state_dict())
+        """Return a copy of this rank's parts of weights, and of all buffers, on the CPU."""
+        return copies({name: local(value) for name, value in self.model.state_dict().items()})
+
+    def gathered(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return whole weights at rank 0, from those that `weights` has returned; empty at the others."""
+        return self._gathered(weights)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return copies of the parameters, whole at all ranks."""
@@ -156,10 +160,48 @@ class DividedReplica(Replica):
         """Return the sketch of the whole parameters, gathering one at a time."""
         return sketch(_Gathering(self, dict(self.model.named_parameters())))
 
+    def digest(self) -> str:
+        """Return the sha256 of all weights and buffers, gathering one at a time."""
+        return weights_sha256(_Gathering(self, self.model.state_dict()))
+
     def state(self) -> dict[str, Tensor]:
-        """Return copies of weights, buffers and moments by name: whole, or this rank's parts."""
+        """Return weights, buffers and moments by name, without copying; see `spread`."""
         weights = {f"weights/{name}": value for name, value in self.model.state_dict().items()}
-        return self._gathered(weights | moments_of(self._optimizer, self.trained))
+        return self.spread(weights | moments_of(self._optimizer, self.trained))
+
+    def spread(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's parts of weights, moments and buffers as distributed tensors.
+
+        Rows are in the model's order. Parameters of other stages have no memory (`device="meta"`).
+        """
+        return {key: self._spread(key, own[key].detach()) for key in sorted(own)}  # in the same order at all ranks
+
+    def _spread(self, key: str, value: Tensor) -> Tensor:
+        name = self._name(key)
+        if name not in self._division.parts or not value.ndim:
+            return value
+        if self._elsewhere(name):
+            return torch.empty(self._shapes[name], dtype=value.dtype, device="meta")
+        tensor = wrapped(local(value).contiguous(), self._division.parts[name].own)
+        if name not in self._orders or not isinstance(tensor, DTensor):
+            return tensor
+        same = [Replicate()] * tensor.device_mesh.ndim
+        whole = DTensor.from_local(self.whole(name, tensor), tensor.device_mesh, same, run_check=False)
+        return whole.redistribute(placements=[p if p.is_replicate() else Shard(0) for p in tensor.placements])
+
+    def parts(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's parts of whole or distributed weights and moments, by name."""
+        return {key: self._part(self._name(key), whole[key]) for key in sorted(whole)}
+
+    def blank(self, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return a tensor as from `spread`, to be filled from a checkpoint."""
+        part = self._division.parts.get(self._name(key)) if shape else None
+        return self._spread(key, torch.empty(shape if part is None else local(part.own).shape, dtype=dtype))
+
+    def _name(self, key: str) -> str:
+        """Return the first name of a parameter or buffer, given one of its own or a moment's."""
+        name = key if key in self._shapes else key.partition("/")[2]
+        return self._names.get(name, name)
 
     def load_state(self, tensors: Mapping[str, Tensor], step: int) -> None:
         """Restore the whole state of a replica after this many steps.
@@ -176,8 +218,7 @@ class DividedReplica(Replica):
             if value.ndim and value.shape != self._shapes.get(key.partition("/")[2]):
                 raise ValueError(f"{key}: got {list(value.shape)}, which is not its weight's shape")
         self.load(weights)
-        own = {key: self._part(key.partition("/")[2], value) if value.ndim else value for key, value in moments.items()}
-        load_moments(self._optimizer, self.trained, own)
+        load_moments(self._optimizer, self.trained, self.parts(moments))
 
     def _clip(self, most: float) -> float:
         """Limit the norm of the gradients over all ranks' parts, and return the norm before."""
@@ -193,10 +234,16 @@ class DividedReplica(Replica):
         return float(total)
 
     def _part(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a parameter, or of its moment; of a buffer all."""
+        """Return this rank's part of a whole or distributed parameter, or of its moment; of a buffer all."""
         if name not in self._kept or not whole.ndim:
             return whole
+        if isinstance(whole, DTensor):
+            if name not in self._orders:
+                return whole.to_local()
+            whole = whole.full_tensor()
         rows, columns = self._kept[name]
+        if whole.is_meta:
+            whole = whole.new_empty(0, *whole.shape[1:], device=self.device)
         part = whole[rows.to(whole.device) if isinstance(rows, Tensor) else rows]
         return part if columns == ALL else part[:, columns]
 
@@ -224,14 +271,14 @@ class DividedReplica(Replica):
         found, gathering = dict[str, Tensor](), _Gathering(self, named)
         for name in sorted(named):  # in the same order at all ranks
             whole = gathering[name]
-            found |= copies({name: whole if at_all or self._is_first else local(named[name])})
+            found |= copies({name: whole}) if at_all or self._is_first else {}
         return found
 
     def gather(self, key: str, value: Tensor) -> Tensor:
         """Return a parameter, moment or buffer of all ranks."""
-        name = key if key in self._shapes else key.partition("/")[2]
+        name, value = self._name(key), local(value).to(self.device)
         own = self._division.parts[name].own if name in self._division.parts and value.ndim else value
-        whole = self.whole(name, wrapped(local(value), own))
+        whole = self.whole(name, wrapped(value, own))
         return self.stages.shared(name, whole, self._shapes[name]) if self.stages and value.ndim else whole
 
 
@@ -338,43 +385,3 @@ def check_divided(spec: RunSpec, config: SiteConfig, *, has_own_gpu: bool) -> No
                 f'got {got}, but {reason}: expected "data" in this site\'s file',
                 code="parallel-does-not-fit",
             )
-
-
-def _sharded(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
-    """Shard a model block by block; return the blocks, with the model itself last.
-
-    Raises:
-        SpecError: a parameter has no rows, or has a hook, which its rows would lose.
-    """
-    for name, parameter in model.named_parameters():
-        if has_hooks(parameter):
-            problem = f'{name} has a hook on its gradient, which sharding drops ("parallel")'
-            raise SpecError("model", f'{problem}: expected "parallel": "data" in this site\'s file', code="hook-lost")
-    blocks = [] if _has_tied(model) else [b for b in _members(model) if any(True for _ in b.parameters())]
-    blocks = [block for block in blocks if not isinstance(block, nn.Embedding)]  # a tied head uses its weights, too
-    try:
-        for module in (*blocks, model):
-            fully_shard(module, mesh=mesh)
-    except ValueError as error:
-        raise SpecError("model", f'cannot be divided ("parallel"): {error}', code="model-cannot-be-divided") from None
-    sharded: list[FSDPModule] = [module for module in (*blocks, model) if isinstance(module, FSDPModule)]
-    for before, block in zip((sharded[0], *sharded), sharded, strict=False):
-        block.set_requires_gradient_sync(False, recurse=False)
-        # By default, torch prefetches in the order of earlier forward passes, including those of evaluation.
-        block.set_modules_to_backward_prefetch([before])
-    return sharded
-
-
-def _members(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a model's blocks: its members, and the members of its containers."""
-    for member in module.children():
-        if isinstance(member, CONTAINERS):
-            yield from _members(member)
-        else:
-            yield member
-
-
-def _has_tied(model: nn.Module) -> bool:
-    """Return whether blocks share a parameter, or occur twice in the model."""
-    held = [p for _, p in model.named_parameters(remove_duplicate=False)]
-    return len(held) > len(set(held))

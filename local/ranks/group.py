@@ -202,8 +202,14 @@ class Ranks:
 
     def barrier(self) -> None:
         """Wait, maybe for minutes, until all ranks have finished reading or computing."""
+        with self.patient():
+            dist.barrier()
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Let rank 0 wait for the others for minutes."""
         self._wait_for_others(PATIENCE)
-        dist.barrier()
+        yield
         self._wait_for_others(self._in_step)
 
     def _wait_for_others(self, most: timedelta) -> None:

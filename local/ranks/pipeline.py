@@ -1,8 +1,9 @@
 """Pipeline parallel at a site: each stage of ranks has some of a transformer's blocks, and computes them for all.
 
 Activations go from stage to stage, and their gradients back; all ranks have what comes before and after the blocks, and
-the same outputs. Stages compute one after the other, so this saves memory, not time: torch's own schedules interleave
-batches, but a step here needs the outputs of a whole batch before its first backward pass.
+the same outputs. Stages compute one after the other, so this saves memory, not time. torch.distributed.pipelining does
+not fit a step: its stages take micro-batches of one shape, and batches here differ in samples and padding; 1F1B begins
+the first backward pass before the last forward pass, and the limit of a patient's share needs all outputs before.
 """
 
 from __future__ import annotations

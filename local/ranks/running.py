@@ -7,10 +7,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rankdad.common.files import naming_the_disk
-from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import weights_sha256
 from rankdad.common.run.state import RunState
 from rankdad.local.config import SiteConfig
@@ -21,7 +19,7 @@ from rankdad.local.ranks.group import Ranks
 from rankdad.local.ranks.sharing import Sharing
 from rankdad.local.shutdown_signals import ShutdownSignals
 from rankdad.local.site import site_of
-from rankdad.local.starting import shared_state
+from rankdad.local.starting import checkpoints_folder, save_state, shared_state
 from rankdad.local.taking_part import taking_part
 
 _log = logging.getLogger(__name__)
@@ -48,7 +46,7 @@ def run_rank(read: Callable[[], SiteConfig]) -> None:
 
 
 def follow(config: SiteConfig, ranks: Sharing) -> None:
-    """Train as rank 0 does, with the aggregator's answers from rank 0; nothing is sent or written here.
+    """Train as rank 0 does, with the aggregator's answers from rank 0; nothing is sent here.
 
     Args:
         config: of the site.
@@ -58,18 +56,18 @@ def follow(config: SiteConfig, ranks: Sharing) -> None:
         RankdadError: this rank failed.
     """
     logging.getLogger("rankdad").setLevel(logging.ERROR)  # rank 0 logs everything else
-    own = taking_part(config, json.loads(ranks.share() or b""))
+    offered = json.loads(ranks.share() or b"")
+    own = taking_part(config, offered)
     spec, plan = own.spec, own.plan
     run = RunState(spec, plan, ranks.replica(spec, plan, own.data, own.replica))
-    with TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(Path(folder), plan, config.name, data_sha256=own.data.sha256())
-        state = shared_state(config.name, run, checkpoints, ranks.share())
+    checkpoints = ranks.checkpoints(checkpoints_folder(Path(config.output), offered), plan, config.name, own.data)
+    state = shared_state(config.name, run, checkpoints, ranks.share())
     parts = own.data.parts
     data = replace(own.data, parts=None if parts is None else parts.unnoted())
 
     def between_steps() -> None:
-        if ranks.share():  # rank 0 writes a checkpoint and may need this rank's rows
-            run.tensors()
+        if ranks.share():
+            save_state(checkpoints, state)
 
     site = site_of(spec, plan, data, state, own.policy, Observer(between_steps=between_steps), ranks=ranks)
     site.take()

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,12 @@ from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.routes import Payload
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import Plan
+from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import SiteConfig
 from rankdad.local.ranks.alone import Alone
+from rankdad.local.ranks.checkpoints import SharedCheckpoints
 from rankdad.local.ranks.group import Ranks
 
 OTHERS = {
@@ -82,6 +85,11 @@ class Sharing(Alone):
 
             check_divided(spec, self._config, has_own_gpu=self._ranks.has_own_gpu)
             return DividedReplica(spec, replica.model, mesh)
+
+    def checkpoints(self, folder: Path, plan: Plan, owner: str, data: SiteData) -> Checkpoints:
+        """Return the site's checkpoints in a folder, which ranks share if they divide the weights."""
+        divided, digest = self.mesh.is_divided, data.sha256()
+        return SharedCheckpoints(self._ranks, folder, plan, owner, data_sha256=digest, divided=divided)
 
     def _compare(self, plan: Plan, data: SiteData) -> None:
         own = {"rankdad": __version__, "torch": str(torch.__version__), "plan": plan.sha256(), "data": data.sha256()}

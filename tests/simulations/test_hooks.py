@@ -16,7 +16,7 @@ from rankdad.common.errors import SpecError
 from rankdad.common.lowrank.layers import copied
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
-from rankdad.local.ranks.divided import _sharded
+from rankdad.local.ranks.fsdp import sharded
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
 from tests.runs import final_weights
@@ -85,7 +85,7 @@ def test_sharding_refuses_what_it_would_drop_before_it_divides_anything() -> Non
     model = masked("tensor")
     before = dict(model.named_parameters())
     with pytest.raises(SpecError) as caught:
-        _sharded(model, DeviceMesh("cpu", [0], _init_backend=False, _rank=0))
+        sharded(model, DeviceMesh("cpu", [0], _init_backend=False, _rank=0))
     assert (caught.value.code, caught.value.field) == ("hook-lost", "model")
     assert all(before[name] is parameter for name, parameter in model.named_parameters())
 

@@ -203,7 +203,7 @@ def test_a_site_that_lost_its_disk_goes_on_without_residuals_and_the_ledger_says
     ("accepts", "lost", "sentence"),
     [
         (0, True, r'\(accept_replica 0\); "accept_replica": 0.001 in its policy accepts'),
-        (1e-3, False, r'no longer reaches back .* than 0.001 \(accept_replica\); "accept_replica": null in its'),
+        (1e-3, False, r'no longer covers .* within 0.001 of its own \(accept_replica\); "accept_replica": null in its'),
     ],
     ids=["none left", "its own are said to be too old"],
 )
