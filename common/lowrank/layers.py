@@ -53,11 +53,11 @@ def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tu
         if layout is None or (layout == "in-out" and not transposed):
             continue
         layer = cast(nn.Linear, module)  # or a module that declares a layout
-        weight, bias = layer.weight, getattr(layer, "bias", None)
+        weight, bias = layer.weight, cast(nn.Parameter | None, getattr(layer, "bias", None))
         if weight not in names or not weight.requires_grad or holders[weight] > 1 or _is_hooked(layer):
             continue
         has_bias = bias is not None and bias.requires_grad and holders[bias] == 1 and not has_hooks(bias)
-        layers[names[weight]] = (layer, names[bias] if has_bias and layout == "out-in" else None)
+        layers[names[weight]] = (layer, names[bias] if bias is not None and has_bias and layout == "out-in" else None)
     return layers
 
 

@@ -86,8 +86,8 @@ def numbers_of_step(routes: Sequence[Route], rows: int | None, *, projections: b
         elif route.up is not None:
             most = route.up if rows is None else min(route.up, rows)
             sent = min(sent, most * (out + columns))
-        elif reduces and rows is not None and (most := route.limit(rows)) is not None:
-            sent = most * (out + columns)
+        elif reduces and rows is not None and (limit := route.limit(rows)) is not None:
+            sent = limit * (out + columns)
         count += sent + sum(route.projected or ()) * projections
     return count
 
