@@ -62,8 +62,16 @@ class Found(NamedTuple):
 
     @property
     def round(self) -> int:
-        """The next round after it."""
-        return int(self.document["progress"]["round"])
+        """The next round after it.
+
+        Raises:
+            UserError: its document has none.
+        """
+        try:
+            return int(self.document["progress"]["round"])
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"{self.path}: is no checkpoint of this run: {one_line(error)}"
+            raise UserError(problem, code="checkpoint-of-another-run") from None
 
 
 class Checkpoints:
