@@ -76,8 +76,9 @@ class LostRankError(RankdadError):
     def __init__(self, ranks: list[int], size: int) -> None:
         which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
-            f"{which} of 0 to {size - 1} no longer answers: killed, stopped, or out of memory? Start the site again, "
-            "with the same or another number of ranks: it continues from its checkpoint",
+            f"{which} of 0 to {size - 1} no longer answers: killed, stopped, out of memory, or starved by other "
+            "processes? Start the site again, with as many ranks or another number that fits its file: it continues "
+            "from its checkpoint",
             code="rank-lost",
         )
 
