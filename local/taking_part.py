@@ -36,6 +36,7 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.privacy.assigning import assigner_of
 from rankdad.local.privacy.log import DisclosureLog
+from rankdad.local.ranks.sharing import check_mesh
 from rankdad.local.starting import run_id
 from rankdad.local.threads import use_threads
 
@@ -151,7 +152,8 @@ def check_site(
             lines[:] = needs(policy, lambda one: check_run(one, own, plan), *checks(own, plan, read))
 
         try:
-            policy, _, plan = permitted(config, spec, planned=planned)
+            policy, model, plan = permitted(config, spec, planned=planned)
+            check_mesh(spec, config, model)
             _log.info("reading %s for the run %s", config.data, spec.name)
             data = _data(config, spec, plan, policy, looked=partial(looked, policy, plan))
         finally:

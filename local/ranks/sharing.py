@@ -18,12 +18,13 @@ from rankdad.common.data import SiteData
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.routes import Payload
+from rankdad.common.models.vit import Block
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.checkpoints import Checkpoints
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.local.config import SiteConfig
+from rankdad.local.config import Parallel, SiteConfig
 from rankdad.local.ranks.alone import Alone
 from rankdad.local.ranks.checkpoints import SharedCheckpoints
 from rankdad.local.ranks.group import Ranks
@@ -192,3 +193,24 @@ def check_model(model: nn.Module) -> None:
                 "only a part: start this site without torchrun, or choose GroupNorm or LayerNorm",
                 code="batch-statistics",
             )
+
+
+def check_mesh(spec: RunSpec, config: SiteConfig, model: nn.Module) -> None:
+    """Check that ranks could share a run's model as a site's file says, before any of them is started.
+
+    Raises:
+        SpecError: they could not.
+    """
+    mesh = config.parallel if isinstance(config.parallel, Parallel) else Parallel(shard=2 - (config.parallel == "data"))
+    if config.parallel != "data":
+        check_model(model)
+    if mesh.is_divided:
+        from rankdad.local.ranks.divided import check_divided
+        from rankdad.local.ranks.pipeline import check_stages
+        from rankdad.local.ranks.tensor import pairs
+
+        check_divided(spec, config, has_own_gpu=True)
+        if mesh.tensor > 1:
+            pairs(spec, model, mesh.tensor)
+        if mesh.pipeline > 1:
+            check_stages(spec, sum(isinstance(module, Block) for module in model.modules()), mesh.pipeline)

@@ -23,7 +23,7 @@ from rankdad.common.models import build_model
 from rankdad.local.ranks.divided import check_divided
 from rankdad.local.ranks.group import LostRankError, RankError, Ranks
 from rankdad.local.ranks.pipeline import check_stages
-from rankdad.local.ranks.sharing import check_model, pooled
+from rankdad.local.ranks.sharing import check_mesh, check_model, pooled
 from rankdad.local.ranks.tensor import pairs
 from tests.conftest import run_spec, site_config
 from tests.ports import free_port
@@ -256,3 +256,25 @@ def test_no_thread_of_a_group_outlives_it() -> None:
 @pytest.mark.slow
 def test_a_rank_that_stands_still_in_a_step_is_named_while_its_connections_are_open() -> None:
     assert answer_of(stands_still).startswith("rank 1 of 0 to 1 no longer answers: killed, stopped")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "field"),
+    [
+        ("data", ""),
+        ("fsdp", ""),
+        ({"tensor": 2}, ""),
+        ({"tensor": 3}, "parallel.tensor"),
+        ({"pipeline": 2}, "parallel.pipeline"),
+    ],
+)
+def test_a_check_says_what_a_start_would(parallel: object, field: str) -> None:
+    """A site of three ranks for a network of 16 units passed the check."""
+    spec = run_spec(method={"name": "rank-dad", "rank": 2})
+    config, model = site_config(1, parallel=parallel), build_model(spec)
+    if not field:
+        check_mesh(spec, config, model)
+        return
+    with pytest.raises(SpecError) as refused:
+        check_mesh(spec, config, model)
+    assert (refused.value.code, refused.value.field) == ("model-cannot-be-divided", field)
