@@ -100,8 +100,7 @@ def linear_sets(spec: RunSpec, data: SiteData) -> LinearSets:
         where = "in a part" if data.parts is not None else "that a fold trains on or holds out"
         disclosed[where] = Disclosed(held_out, often * fold, rank)
     least = min(data.people(one.train) for one in data.splits if len(one.train))
-    free = isinstance(spec.task, Regression) or data.fewest <= 1  # of 1, no sum is withheld
-    differ = math.inf if free else least // DIFFER
+    differ = math.inf if isinstance(spec.task, Regression) else max(1, least // DIFFER)
     return LinearSets(disclosed, differ, *_fewest_apart(spec, data, tested))
 
 

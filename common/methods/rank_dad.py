@@ -215,7 +215,7 @@ class RankDadMethod(Method):
         """Return the rows to send, within rank, tolerance and the site's limit, and the residuals."""
         residuals = state.residuals if feedback else {}
         meant = [
-            self._meant(route, value, residuals.get(route.name), share) if feedback else value
+            self._meant(route, value, residuals.get(route.name), share, max_rows) if feedback else value
             for route, value in zip(self._routes, payload, strict=True)
         ]
         waits = self._waits(payload, meant, residuals, up=up) if feedback and self._spec.lazy else set[str]()
@@ -241,13 +241,15 @@ class RankDadMethod(Method):
         return tuple(sent), {
             route.name: self._residual(matrix, leading, part, as_applied, kept, share)
             for route, matrix, leading, kept, part, as_applied in parts
-            if route.up is not None or route.name in residuals or as_applied is not matrix
+            if route.up is not None or as_applied is not matrix or (max_rows is not None and route.name in residuals)
         }
 
-    def _meant(self, route: Route, value: Matrix, residual: Matrix | None, share: float) -> Matrix:
+    def _meant(
+        self, route: Route, value: Matrix, residual: Matrix | None, share: float, max_rows: int | None
+    ) -> Matrix:
         """Return gradient plus residual: rows if the residual is rows, otherwise a new matrix."""
-        if route.up is None and residual is None and self._lossless(value):
-            return value
+        if route.up is None and (residual is None or max_rows is None) and self._lossless(value):
+            return value  # without a limit, a residual is of the time before the matrix was sent whole, as for a hook
         if route.residual is not None and isinstance(value, Factor) and not isinstance(residual, Tensor):
             return plus_rows(value, residual, share)
         # A layer that was not captured in this step or an earlier one stays a matrix.

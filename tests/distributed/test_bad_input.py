@@ -234,7 +234,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_sentence(gather_up_to: int) -> 
     first, second, gone = run_ranks(3, left_alone, gather_up_to)
     assert gone is None
     assert first[:2] == second[:2] == ("rank-gone", "")
-    assert "timeout=timedelta(seconds=60)" in first[2]
+    assert "timeout" in first[2]
 
 
 def test_nccl_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

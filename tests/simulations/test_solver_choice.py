@@ -13,6 +13,7 @@ import pytest
 from statsmodels.api import Logit, add_constant
 
 from rankdad.common.data import read_site
+from rankdad.common.data.folds import Split
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
 from rankdad.common.needs import patients_for_sums
@@ -97,12 +98,12 @@ def test_where_steps_are_refused_as_well_the_refusal_names_both_lines_of_the_pol
     assert "rows_per_rank" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("fewest", "differs"), [(2, True), (1, False)])
-def test_no_sum_is_withheld_of_one_row(folder: Path, fewest: int, differs: bool) -> None:
+def test_no_sum_is_withheld_of_one_row(folder: Path) -> None:
     """Three rows to train on were refused as "0 samples, but none of fewer than 1"."""
     spec = validate(RunSpec, document("sick", training={"solver": "exact"}))
     data = read_site(spec, folder / "small", 2)
-    assert (linear_sets(spec, replace(data, fewest=fewest)).differ < len(data.samples)) == differs
+    few = [Split(one.train[:3], one.validation, one.test) for one in data.splits]
+    assert linear_sets(spec, replace(data, splits=tuple(few))).differ == 1
 
 
 @pytest.mark.parametrize(
