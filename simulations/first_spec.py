@@ -11,7 +11,6 @@ from typing import Any
 from rankdad.common.documents import validate
 from rankdad.common.policy import Policy
 from rankdad.common.spec.written import Written
-from rankdad.local.agent.words import BINARY_ROWS
 from rankdad.simulations.first_policy import at_hospitals, policy_lines
 from rankdad.simulations.first_schema import Guess, Wishes, guess_schema
 from rankdad.simulations.hospitals import read_hospitals
@@ -119,8 +118,6 @@ def _settings(
         most = max(2, math.ceil(max(rows) * train / 16)) if halves else 1
         if not halves:  # steps of the same patients each time
             policy["rows_per_rank"] = None
-    if guess.data.get("categorical") and (enough := math.floor(min(people) * train / BINARY_ROWS)):
-        most = min(most, enough)
     steps = max(1, min(10, most))
     large = sum(rows) >= max(LARGE, 50 * inputs)
     wide = sum(rows) < WIDE * inputs

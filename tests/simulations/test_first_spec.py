@@ -107,18 +107,6 @@ def test_notes_offer_dates_and_name_levels_of_one_hospital(folder: Path, tmp_pat
     assert said in first_spec(tmp_path, "ill")["notes"]
 
 
-@pytest.mark.parametrize("rows", [30, 190])
-def test_steps_with_codes_are_too_large_to_read_codes_off_them(rows: int, tmp_path: Path) -> None:
-    """A hospital warned of steps of 15 rows that `init` had chosen, from which codes of single patients follow."""
-    noise = np.random.default_rng(0)
-    for site in ("a", "b"):
-        (tmp_path / site).mkdir()
-        ill, sex = noise.integers(0, 2, rows), noise.choice(["f", "m"], rows)
-        pd.DataFrame({"age": noise.normal(60, 9, rows), "sex": sex, "ill": ill}).to_csv(tmp_path / site / "t.csv")
-    training = first_spec(tmp_path, "ill")["run"]["training"]
-    assert (training["batch_size"] >= 32) == (rows * 0.8 >= 32)
-
-
 def test_without_a_rule_stages_are_classes_and_the_rule_is_offered(folder: Path) -> None:
     document = first_spec(folder, "Stadium")
     assert document["run"]["task"] == {"name": "classification", "classes": 5}
