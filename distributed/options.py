@@ -76,6 +76,10 @@ def method_of(model: object, options: Mapping[str, object], *, divided: bool = F
         problem = f"model: got a {type(model).__name__}, expected a torch.nn.Module"
         raise UserError(problem, code="not-a-module", field="model")
     check_whole(model, divided=divided)
+    try:
+        linear_layers(model, transposed=True)
+    except ValueError as error:
+        raise UserError(f"a layer of the model: {error}", code="layout-unknown", field="low_rank_layout") from None
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("the model has no parameter that is trained", code="nothing-trained", field="model")
     for name, parameter in model.named_parameters():

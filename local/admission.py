@@ -91,11 +91,11 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             check_repeated(policy, spec, plan, data, sizes)
         smallest = min((size for fold in sizes for size in fold), default=0)
         data = replace(data, notes=(*data.notes, *_small_steps(policy, spec, plan, data, smallest)))
-    units = f"{noun_of(spec, data)}s"
+    noun = noun_of(spec, data)
     preparing = Preparing(spec)
     if any(preparing.is_due(stage, exact=not steps) for stage in preparing.stages):
-        asks = f"holds out {{}} {units} in a fold"
-        check_sums(policy, "evaluation", asks, fewest_of(data, tested), larger_sets(spec, data))
+        larger = larger_sets(spec, data)
+        check_sums(policy, "evaluation", "holds out {} in a fold", fewest_of(data, tested), noun, larger)
         if solver == "steps" and "linear" in spec.references:
             check_linear(policy, spec, data, tested, "evaluation.references", "a run without the reference linear")
     if (equations := equations_of(spec, data)) > 1:
@@ -103,8 +103,7 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
         field, what, owner = "evaluation.repeats", "repeats folds", "fewer repeats"
         if spec.candidates:
             field, what, owner = "tuning", "tunes", "fewer candidates"
-        asks = f"{what} so often that each sum covers {{}} {units} here"
-        check_sums(policy, field, asks, each, owner)
+        check_sums(policy, field, f"{what} so often that each sum covers {{}} here", each, noun, owner)
     if data.covariates is not None:
         _check_kept(policy, spec, data, data.covariates)
         for column, members in levels_of(spec, data.covariates):
@@ -113,8 +112,8 @@ def admitted(policy: Policy, spec: RunSpec, plan: Plan, data: SiteData) -> SiteD
             if data.parts is not None and column not in (policy.strata or ()):
                 owner += f', or parts balanced by it ("strata": ["{column}"] in the policy),'
             fewest = data.fewest_behind(members, tested).min()
-            asks = f"keeps {quoted(column)}, with a level that has {{}} {units} {where}"
-            check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner)
+            asks = f"keeps {quoted(column)}, with a level that has {{}} {where}"
+            check_sums(policy, "preparation.harmonise.keep", asks, fewest, noun, owner)
         _check_gaps(policy, spec, data, tested)
         _check_harmonised(policy, spec, data, tested)
     return data
@@ -173,10 +172,10 @@ def _check_gaps(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> N
         return
     fewest, at = data.fewest_behind(inputs.isnan(), tested).min(0)
     name = quoted(column_names(spec, inputs.shape[1])[int(at)])
-    asks = f"keeps columns, and {{}} {noun_of(spec, data)}s of a fold or part lack {name} here"
+    asks = f"keeps columns, and {{}} of a fold or part lack {name} here"
     owner = 'a run that keeps none, or leaves out rows with missing values ("missing": "drop"),'
     line: Literal["min_rows", "min_level"] = "min_rows" if data.parts is None else "min_level"
-    check_sums(policy, "preparation.harmonise.keep", asks, fewest, owner, line)
+    check_sums(policy, "preparation.harmonise.keep", asks, fewest, noun_of(spec, data), owner, line)
 
 
 def _check_harmonised(policy: Policy, spec: RunSpec, data: SiteData, tested: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankdad.common.data import SiteData
-from rankdad.common.errors import FewSamplesError
+from rankdad.common.errors import FewSamplesError, counted
 from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import Disclosed, check_products
 from rankdad.common.preparation import Preparing, in_memory
@@ -46,21 +46,19 @@ def check_linear(policy: Policy, spec: RunSpec, data: SiteData, tested: int, fie
     Raises:
         FewSamplesError: they may not.
     """
-    units, known = f"{noun_of(spec, data)}s", linear_sets(spec, data)
+    noun, known = noun_of(spec, data), linear_sets(spec, data)
     if not known.disclosed:
         return
     larger = larger_sets(spec, data)
-    check_sums(policy, field, f"holds out {{}} {units} in a fold", fewest_of(data, tested), f"{larger}, or {owner},")
-    columns, noun = math.prod(spec.data.shape) + 1, noun_of(spec, data)
+    check_sums(policy, field, "holds out {} in a fold", fewest_of(data, tested), noun, f"{larger}, or {owner},")
+    columns = math.prod(spec.data.shape) + 1
     check_products(policy, columns, known.disclosed, noun, field=field, owner=owner)
     check_solving(policy, spec, data, noun, field, owner)
-    asks = f"sends slopes at several weights, and the difference between two often comes from {{}} {units} here"
-    check_sums(policy, field, asks, torch.tensor(known.differ), owner)
-    asks = (
-        f"adds up products of columns for a linear model, where {quoted(known.by)} singles out {{}} {units} here, or "
-        "in a fold or part"
-    )
-    check_sums(policy, field, asks, torch.tensor(known.apart), f"{larger}, or {owner},", "min_level")
+    asks = "sends slopes at several weights, and the difference between two often comes from {} here"
+    check_sums(policy, field, asks, torch.tensor(known.differ), noun, owner)
+    asks = f"adds up products of columns for a linear model, where {quoted(known.by)} singles out {{}} here, or in a "
+    asks += "fold or part"
+    check_sums(policy, field, asks, torch.tensor(known.apart), noun, f"{larger}, or {owner},", "min_level")
 
 
 class LinearSets(NamedTuple):
@@ -174,6 +172,7 @@ def check_sums(
     field: str,
     asks: str,
     fewest: Tensor,
+    noun: str,
     owner: str,
     line: Literal["min_rows", "min_level"] = "min_rows",
 ) -> None:
@@ -181,5 +180,7 @@ def check_sums(
     least = policy.min_rows if line == "min_rows" else policy.min_level.count
     if fewest < least:
         count, allows = int(fewest), f"none of fewer than {least} ({line})"
-        error = refusal(field, asks.format(count), allows, {line: max(count, 1)}, FEWER_SAMPLES, owner=owner)
+        error = refusal(
+            field, asks.format(counted(count, noun)), allows, {line: max(count, 1)}, FEWER_SAMPLES, owner=owner
+        )
         raise FewSamplesError.of(error, code="sums-of-too-few")

@@ -162,8 +162,8 @@ class FactorCapture:
             return
         source: Tensor = args[0] if args else kwargs["input"]
         if name in self._unchecked:
-            self._unchecked.remove(name)
             _check_layout(module, name, source, output, transposed=name in self._transposed)
+            self._unchecked.remove(name)
         activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
         version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
         # An in-place activation changes the output's edge, and cuts a view (for inputs beyond two dimensions) from the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from torch import Tensor
 from rankdad.common import shards
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import UserError
-from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.run.checkpoints import PARTS, Checkpoints, digest_of
-from rankdad.common.run.state import RunState
 from rankdad.common.run.state_format import DIVIDED
 from rankdad.local.ranks.group import Ranks
 
@@ -33,17 +30,10 @@ class SharedCheckpoints(Checkpoints):
         super().__init__(folder, *given, **named)
         self._ranks, self._divided = ranks, divided
 
-    def save(
-        self,
-        state: RunState,
-        residuals: Residuals,
-        document: Mapping[str, Any] | None = None,
-        moments: Mapping[str, Tensor] | None = None,
-        changes: Sequence[Residuals] = (),
-    ) -> None:
+    def save(self, *given: Any, **named: Any) -> None:
         """Write a checkpoint; see `Checkpoints.save`. Of a replica that is not divided, rank 0 writes all."""
         if self._divided or not self._ranks.rank:
-            super().save(state, residuals, document, moments, changes)
+            super().save(*given, **named)
 
     def _write(
         self, round_: int, tensors: dict[str, Tensor], metadata: dict[str, str], parts: Path | None = None

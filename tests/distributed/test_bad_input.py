@@ -69,6 +69,10 @@ def residual(value: object) -> dict[str, Any]:
     return {"residuals": {"0.weight": value}, "bases": {}}
 
 
+class Sideways(nn.Linear):
+    low_rank_layout = "sideways"
+
+
 def at_the_start() -> dict[str, Said]:
     odd, model, wrapped = place() == 1, perceptron(), DistributedDataParallel(perceptron())
     wider = nn.Sequential(nn.Linear(60, 81), nn.ReLU(), nn.Linear(81, 3))
@@ -87,6 +91,7 @@ def at_the_start() -> dict[str, Said]:
         "frozen": refused(lambda: LowRank(nn.Linear(2, 2).requires_grad_(False))),
         "no module": refused(lambda: LowRank(None if odd else model)),  # type: ignore[arg-type]
         "not whole": refused(lambda: LowRank(nn.Sequential(nn.LazyLinear(3)))),
+        "no layout": refused(lambda: LowRank(Sideways(2, 2))),
         "complex": refused(lambda: LowRank(nn.Linear(60, 3, dtype=torch.complex64))),
         "a dtype": refused(lambda: LowRank(model, wire=torch.float16 if odd else "float16")),  # type: ignore[arg-type]
         "gather": refused(lambda: LowRank(model, gather_up_to="8")),  # type: ignore[arg-type]
@@ -173,6 +178,7 @@ NAMED: dict[tuple[str, str], list[str]] = {  # code and field
     ("not-a-module", "model"): ["no module"],
     ("parameter-without-shape", "0.weight"): ["not whole"],
     ("complex-parameter", "weight"): ["complex"],
+    ("layout-unknown", "low_rank_layout"): ["no layout"],
     ("dtype-not-name", "wire"): ["a dtype"],
     ("wrong-type", "gather_up_to"): ["gather"],
     ("not-finite", "the loss"): ["nan"],

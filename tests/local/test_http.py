@@ -271,14 +271,9 @@ def proxy(server: Server, heads: list[str], answer: bytes = b"200 OK") -> Iterat
 
 
 def config_of(port: int, **changes: Any) -> SiteConfig:
-    fields = {
-        "name": "alpha",
-        "aggregator": "http://far.example:8765",
-        "data": "data",
-        "output": "out",
-        "patience": 1.0,
-    }
-    return SiteConfig.model_validate(fields | {"proxy": f"http://me:s%C3%A9cret@127.0.0.1:{port}"} | changes)
+    fields = {"name": "alpha", "data": "data", "output": "out", "patience": 1.0}
+    fields |= {"aggregator": "http://far.example:8765", "proxy": f"http://me:s%C3%A9cret@127.0.0.1:{port}"}
+    return SiteConfig.model_validate(fields | changes)
 
 
 def test_the_aggregator_is_reached_through_a_proxy_that_sees_no_more_than_its_name(

@@ -21,3 +21,10 @@ def test_texts_that_begin_like_formulas_are_written_as_text(tmp_path: Path) -> N
     assert written["estimate"].tolist() == [-0.5] * len(names)
     read = read_table(tmp_path / "coefficients.csv", ())
     assert read["caption"].tolist() == ["=HYPERLINK(1)", "@x", "+1 b", "-x\t", "=x", "age"]
+
+
+def test_a_table_has_the_columns_of_all_its_rows(tmp_path: Path) -> None:
+    """A first site without figures of a reference ended the aggregator where the second had some."""
+    rows: list[dict[str, Any]] = [{"site": "alpha"}, {"site": "beta", "local_auc": 0.7}]
+    write_rows(tmp_path, "sites", rows)
+    assert (tmp_path / "sites.csv").read_text() == "site,local_auc\nalpha,\nbeta,0.7\n"
