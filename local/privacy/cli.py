@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -266,9 +267,7 @@ def _rows(runs: Iterable[Disclosed], config: SiteConfig) -> Iterator[dict[str, A
 
 def _percent(share: float) -> str:
     """Return a share, rounded up."""
-    from math import ceil
-
-    return f"{ceil(round(100 * share, 6))}%"
+    return f"{math.ceil(round(100 * share, 6))}%"
 
 
 def _passphrase(*, again: bool = False) -> str:
