@@ -42,6 +42,7 @@ def settings(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks of the first table, separated by commas.")] = "2,4,8",
     seeds: Annotated[int, typer.Option(help="Of the other two tables.", min=1)] = 3,
     steps: Annotated[int, typer.Option(help="Of the language model, at least 60.", min=60)] = 400,
+    dropout: Annotated[float, typer.Option(help="Of the language model; GPT-2's own is 0.1.", min=0, max=1)] = 0.1,
     places: Annotated[int, typer.Option("--language-ranks", help="Ranks of the language model.", min=2)] = 2,
 ) -> None:
     """Compare LowRank's options by bytes, loss and time with powerSGD_hook and exact gradients."""
@@ -50,7 +51,7 @@ def settings(
     from benchmarks.settings import TABLES, bench_settings
 
     names = listed("--tables", tables, TABLES)
-    bench_settings(names, whole_numbers("--ranks", ranks), seeds, steps, Console(width=120), places)
+    bench_settings(names, whole_numbers("--ranks", ranks), seeds, steps, dropout, Console(width=120), places)
 
 
 def staleness(

@@ -29,7 +29,7 @@ from benchmarks.low_rank import ONE_BUCKET, WARM_UP, _group, sent_bytes
 from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
 
-CONTEXT, WIDTH, LAYERS, SEQUENCES = 64, 128, 2, 16
+CONTEXT, SEQUENCES = 64, 16
 TABLES = ("bytes", "language", "loop")
 LAST = 50  # steps whose mean loss is printed
 TUTORIAL: tuple[dict[str, Any], ...] = (
@@ -41,41 +41,28 @@ TUTORIAL: tuple[dict[str, Any], ...] = (
 )
 
 
-class Block(nn.Module):
-    """One layer of a GPT: causal attention, then a perceptron, each on normalised inputs."""
+def gpt(dropout: float) -> nn.Module:
+    """Return Hugging Face's GPT-2 of two layers, 128 wide, over bytes.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.before_attention, self.before_mlp = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attention, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+    Args:
+        dropout: probability at the architecture's three places; 0.1 is its own.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [n, places, width] of the same shape."""
-        heads = (*x.shape[:2], 4, WIDTH // 4)
-        q, k, v = (
-            part.reshape(heads).transpose(1, 2) for part in self.attention(self.before_attention(x)).chunk(3, -1)
-        )
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
-        x = x + self.out(seen)
-        mixed: Tensor = x + self.mlp(self.before_mlp(x))
-        return mixed
-
-
-class Language(nn.Module):
-    """A GPT of two layers over bytes; the last layer is the embedding's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(LAYERS))), nn.LayerNorm(WIDTH)
-        for table in (self.words, self.places):
-            nn.init.normal_(table.weight, std=0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [n, places, 256] logits of the next byte."""
-        found = self.blocks(self.words(x) + self.places(torch.arange(x.shape[1])))
-        return F.linear(self.norm(found), self.words.weight)
+    config = GPT2Config(
+        vocab_size=256,
+        n_positions=CONTEXT,
+        n_embd=128,
+        n_layer=2,
+        n_head=4,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        resid_pdrop=dropout,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2LMHeadModel(config)
 
 
 def deep() -> nn.Module:
@@ -110,7 +97,8 @@ class Way:
         torch.distributed.barrier()
         before, began = sent_bytes(), perf_counter()
         self._optimizer.zero_grad()
-        loss = F.cross_entropy(self.call(x).flatten(0, -2), y.flatten())
+        said = self.call(x)
+        loss = F.cross_entropy(getattr(said, "logits", said).flatten(0, -2), y.flatten())
         self.backward(loss)
         self._optimizer.step()
         self.losses.append(loss.item())
@@ -159,16 +147,15 @@ def ways_by_ranks(make: Callable[[], nn.Module], places: int) -> Iterator[Way]:
 
 def ways_of_language(make: Callable[[], nn.Module], places: int) -> Iterator[Way]:
     """From exact gradients to few rows; of more than two ranks also what gathering would reach."""
-    yield by_hook(make, "powerSGD_hook, rank 4", _power(4), powerSGD_hook)
+    for rank in (4, 8):
+        yield by_hook(make, f"powerSGD_hook, rank {rank}", _power(rank), powerSGD_hook)
+    yield by_hook(make, "DistributedDataParallel")
+    yield by_hook(make, "low_rank_hook, rank 4", _ours(4), low_rank_hook)
     if places > 2:
         yield by_rows(make, "LowRank, rank 4, gathering", rank=4, gather_up_to=places)
-    yield by_hook(make, "powerSGD_hook, rank 8", _power(8), powerSGD_hook)
-    yield by_hook(make, "DistributedDataParallel")
-    for rank in (4, 8):
-        yield by_hook(make, f"low_rank_hook, rank {rank}", _ours(rank), low_rank_hook)
-    rows: list[dict[str, Any]] = [{"rank": 4}, {"rank": 8}, {"rank": 16, "wire": "int4"}]
-    for options in (*rows, *({"rank": rank, "wire": "int8"} for rank in (4, 8, 16))):
-        yield by_rows(make, "LowRank, " + ", ".join(f"{key} {value}" for key, value in options.items()), **options)
+    rows = ((4, "float32"), (4, "int8"), (8, "int8"), (16, "int4"), (16, "int8"))
+    for rank, wire in rows:
+        yield by_rows(make, f"LowRank, rank {rank}, {wire}", rank=rank, wire=wire)
 
 
 def _library() -> Tensor:
@@ -188,12 +175,12 @@ def _batches(kind: str, generator: torch.Generator) -> Iterator[tuple[Tensor, Te
             yield torch.randn(16, 256, generator=generator), torch.randint(256, (16,), generator=generator)
 
 
-def _rank(place: int, places: int, port: int, kind: str, steps: int, seed: int, answers: Any) -> None:
+def _rank(place: int, places: int, port: int, kind: str, steps: int, seed: int, dropout: float, answers: Any) -> None:
     torch.set_num_threads(1)
 
     def make() -> nn.Module:
         torch.manual_seed(seed)
-        return Language() if kind == "language" else deep()
+        return gpt(dropout) if kind == "language" else deep()
 
     with _group(place, places, port):
         found = list((ways_of_language if kind == "language" else ways_by_ranks)(make, places))
@@ -241,7 +228,7 @@ def _run(work: Callable[..., None], places: int, *words: Any) -> list[Any]:
 
 
 def bench_settings(
-    tables: list[str], ranks: list[int], seeds: int, steps: int, console: Console, places: int = 2
+    tables: list[str], ranks: list[int], seeds: int, steps: int, dropout: float, console: Console, places: int = 2
 ) -> None:
     """Print the tables.
 
@@ -250,6 +237,7 @@ def bench_settings(
         ranks: numbers of ranks of the first table.
         seeds: of the other two.
         steps: of the language model.
+        dropout: of the language model.
         console: to print to.
         places: ranks of the language model.
     """
@@ -258,7 +246,7 @@ def bench_settings(
             case "bytes":
                 console.print(_bytes(ranks))
             case "language":
-                for table in _language(places, seeds, steps):  # a seed takes a quarter of an hour
+                for table in _language(places, seeds, steps, dropout):  # a seed takes ten minutes
                     console.print(table)
             case _:
                 console.print(_digits(seeds))
@@ -266,19 +254,19 @@ def bench_settings(
 
 def _bytes(ranks: list[int]) -> Table:
     table = Table("way", *(f"{places} ranks: kB (busiest)" for places in ranks), title="six layers, 256 wide, rank 4")
-    columns = [_run(_rank, places, "deep", WARM_UP + 10, 0) for places in ranks]
+    columns = [_run(_rank, places, "deep", WARM_UP + 10, 0, 0.0) for places in ranks]
     for place, (name, *_) in enumerate(columns[0][0]):
         sent = [[median(rank[place][3][WARM_UP:]) / 1e3 for rank in answers] for answers in columns]
         table.add_row(name, *(f"{fmean(of_ranks):.0f} ({max(of_ranks):.0f})" for of_ranks in sent))
     return table
 
 
-def _language(places: int, seeds: int, steps: int) -> Iterator[Table]:
+def _language(places: int, seeds: int, steps: int, dropout: float) -> Iterator[Table]:
     """Yield the table after each seed."""
     runs = list[Any]()
     for seed in range(seeds):
-        runs.append(_run(_rank, places, "language", steps, seed))
-        yield _compared(runs, f"GPT of bytes, {places} ranks, {steps} steps")
+        runs.append(_run(_rank, places, "language", steps, seed, dropout))
+        yield _compared(runs, f"GPT-2 of bytes, {places} ranks, {steps} steps, dropout {dropout}")
 
 
 def _compared(runs: list[Any], title: str) -> Table:

@@ -27,6 +27,7 @@ from rich.table import Table
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.logs import LogOptions, set_up
+from rankdad.common.policy import EVERYTHING
 from rankdad.common.protocol.messages import Ask, Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.protocol.versions import OUR_VERSION
@@ -100,8 +101,7 @@ def measure_step(file: SimulationFile, sites: int) -> list[str]:
     run = file.run.model_dump(mode="json")
     run["training"]["epochs"] = 2 + sites // 4  # the more share the samples, the fewer steps an epoch has
     run["federation"]["sites"] = [f"site-{i + 1}" for i in range(sites)]
-    policy = file.simulation.policy.model_copy(update={"min_sites": 1})  # no data leave a site here
-    simulation = file.simulation.model_copy(update={"policy": policy})
+    simulation = file.simulation.model_copy(update={"policy": EVERYTHING})  # no data leave a site here
     one = SimulationFile(run=validate(RunSpec, run), simulation=simulation)
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         directory = Path(folder) / "run"
