@@ -90,6 +90,44 @@ if "worker_process" in words and os.environ["RANKDAD_WORKSPACE"].endswith("hospi
     begin = SiteExecutor._begin
     SiteExecutor._begin = lambda self, fl_ctx: stopping(begin(self, fl_ctx))
 '''
+HOSTILE = '''"""One member answers a hundred times with what is no site's, the other as it has to: each ends a run."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+words = " ".join(sys.orig_argv)
+if "runner_process" in words:
+    from rankdad.common.errors import RankdadError
+    from rankdad.platforms.coinstac import carried
+
+    lead = carried.lead
+
+    def hundred(clients, folder, *rest):
+        ends = []
+        for number in range(100):
+            try:
+                lead(clients, folder / str(number), *rest)
+                ends.append("the run has completed")
+            except RankdadError as error:
+                ends.append(error.code)
+        Path("%(folder)s", "ends.json").write_text(json.dumps(ends))
+        raise RankdadError("enough", code="enough")
+
+    carried.lead = hundred
+if "worker_process" in words:
+    from rankdad.platforms.coinstac.carried import CarriedSite
+    from tests.platforms.neuroflame.test_nodes import hostile
+
+    advance, said = CarriedSite.advance, []
+
+    def advanced(self, reply, stops):
+        said.append(said[0] if said else advance(self, reply, stops))
+        return hostile(len(said), said[0]) if os.environ["RANKDAD_WORKSPACE"].endswith("hospital-a") else said[0]
+
+    CarriedSite.advance = advanced
+'''
 
 
 class Nodes:
@@ -193,6 +231,21 @@ def test_four_members_and_lockstep_give_the_same_bits(tmp_path: Path, spec: str,
         nodes.stop()
     assert {code for code, _ in ended.values()} == {0}, ended
     assert digests(nodes.folder / "central" / "runKit" / "rankdad" / "run") == digests(output)
+
+
+def test_a_hundred_hostile_payloads_end_a_run_each_in_a_sentence(simulated: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOSTILE % {"folder": tmp_path})
+    nodes = Nodes(tmp_path / "run", simulated, hook=tmp_path)
+    data = nodes.data()
+    try:
+        ended = nodes.ended()
+    finally:
+        nodes.stop()
+    ends = json.loads((tmp_path / "ends.json").read_text())
+    assert (len(ends), {"member-failed"} <= {*ends}, "the run has completed" in ends) == (100, True, False), ended
+    assert [code for code, _ in ended.values()] == [1, 1, 1], ended
+    assert "[enough]" in ended[CENTRAL][1].splitlines()[-1]
+    assert nodes.data() == data
 
 
 @pytest.mark.parametrize("phase", ["start", "hello", "step", "evaluation", "end"])
