@@ -125,7 +125,7 @@ def test_a_service_notices_an_older_log_where_nothing_at_the_site_does(tmp_path:
         put_back(copies[1])
         log.unlink()
         run = all_.submit(run_document(name="anew"))
-        all_.until(lambda _: "is another one" in rankdad("logs", run, "--to", all_.url))
+        all_.until(lambda _: "is not the log that" in rankdad("logs", run, "--to", all_.url))
         assert "may begin a new log" in rankdad("forget", all_.directory, "beta", "--log")
         assert all_.until_over(run)[run].state is State.ENDED, all_.said()
 
