@@ -16,7 +16,14 @@ SettingsOption = Annotated[
     typer.Option(
         "--settings",
         metavar="FOLDER",
-        help="Also write all nodes' settings, to try the job on this machine with a simulation's data.",
+        help="Also write all nodes' settings, to try the job on this machine.",
+    ),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="With --settings: a folder or a table for each site; without it, the data of the simulation of RUN.json.",
     ),
 ]
 job = typer.Typer(help="Create a job for another federated engine.", no_args_is_help=True)
@@ -71,14 +78,14 @@ def job_nvflare(
         bool, typer.Option("--bring-code", help="Include code, for nodes whose class_allow_list lacks rankdad.")
     ] = False,
     settings: SettingsOption = None,
+    data: DataOption = None,
 ) -> None:
     """Create a job for NVIDIA FLARE; a job that is submitted again resumes its run."""
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.nvflare.job import PACKAGE, write_job
 
     spec = RunSpec.read(file)
-    if settings is not None:
-        _write_settings(settings, file, "nvflare", spec.federation.sites)
+    _write_settings(settings, data, file, "nvflare", spec.federation.sites)
     number = write_job(spec, output, brings_code=bring_code)
     sites = ", ".join(spec.federation.sites)
     typer.echo(f"{output}: the job of the run {number}, for the clients {sites}")
@@ -91,25 +98,30 @@ def job_flower(
     file: Annotated[Path, typer.Argument(metavar="RUN.json", help="A run's spec, alone or under the key 'run'.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="JOB", help="Folder of the job.")],
     settings: SettingsOption = None,
+    data: DataOption = None,
 ) -> None:
     """Create a job for Flower; a job that is submitted again resumes its run."""
     from rankdad.common.spec import RunSpec
     from rankdad.platforms.flower.job import write_job
 
     spec = RunSpec.read(file)
-    if settings is not None:
-        _write_settings(settings, file, "flower", spec.federation.sites, registered=False)
+    _write_settings(settings, data, file, "flower", spec.federation.sites, registered=False)
     number = write_job(spec, output)
     typer.echo(f"{output}: the job of the run {number}, for the nodes {', '.join(spec.federation.sites)}")
 
 
-def _write_settings(folder: Path, file: Path, engine: str, sites: Sequence[str], **server: object) -> None:
-    """Write all nodes' settings for a trial.
+def _write_settings(
+    folder: Path | None, data: Path | None, file: Path, engine: str, sites: Sequence[str], **server: object
+) -> None:
+    """Write all nodes' settings for a trial into a folder, if one is given.
 
     Raises:
-        UserError: the file is not that of a simulation, or the folder cannot be written.
+        UserError: the data of a site is missing, or the folder cannot be written.
     """
     from rankdad.platforms.jobs import settings_for_trial, write_files
 
-    write_files(folder, settings_for_trial(file.parent, engine, sites, **server), "--settings")
+    if folder is None:
+        refuse_options({"--data": data}, "needs --settings: add it")
+        return
+    write_files(folder, settings_for_trial(file.parent, data, engine, sites, **server), "--settings")
     typer.echo(f"{folder}: settings of all nodes, which read them with RANKDAD_{engine.upper()}={folder.resolve()}")

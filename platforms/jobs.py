@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rankdad.common.data.files import places_of_sites
 from rankdad.common.errors import SpecError, UserError
 from rankdad.common.files import cannot_write
 from rankdad.common.spec import RunSpec
@@ -51,11 +52,14 @@ def checked(spec: RunSpec, server: str, number: str | None) -> str:
     return number or secrets.token_hex(8)
 
 
-def settings_for_trial(simulated: Path, engine: str, sites: Sequence[str], **server: Any) -> dict[str, str]:
+def settings_for_trial(
+    simulated: Path, data: Path | None, engine: str, sites: Sequence[str], **server: Any
+) -> dict[str, str]:
     """Return the files of all nodes' settings for a trial on this machine; results and runs lie beside them.
 
     Args:
-        simulated: the directory of a simulation, with the data of all sites.
+        simulated: the directory of a simulation, with the data of all sites, which is used if no other is given.
+        data: a folder with a folder or a table for each site.
         engine: its name in a site's settings.
         sites: of the run.
         server: what the server's file has beside its directory.
@@ -64,12 +68,14 @@ def settings_for_trial(simulated: Path, engine: str, sites: Sequence[str], **ser
         UserError: the data of a site is missing.
     """
     documents: dict[str, dict[str, Any]] = {"server": {"directory": "runs", **server}}
+    places = {} if data is None or not data.is_dir() else places_of_sites(data.absolute(), tuple(sites))
     for site in sites:
         own = simulated.resolve() / "sites" / site
-        if not (own / "data").is_dir():
-            said = f"--settings: there is no {own / 'data'}: expected the run.json of `rankdad simulate`"
-            raise UserError(said, code="data-missing", field="--settings")
-        documents[site] = {"name": site, "aggregator": engine, "data": str(own / "data"), "output": f"out/{site}"}
+        place = own / "data" if data is None else places.get(site)
+        if place is None or not place.exists():
+            said = f"no data of {site} in {data or own}: expected the folder of all sites' data as --data"
+            raise UserError(f"--settings: {said}", code="data-missing", field="--settings")
+        documents[site] = {"name": site, "aggregator": engine, "data": str(place), "output": f"out/{site}"}
         documents[site]["privacy"] = str(own / "privacy") if (own / "privacy").is_dir() else f"privacy/{site}"
         if (own / "policy.json").is_file():
             documents[site]["policy"] = str(own / "policy.json")

@@ -372,10 +372,10 @@ class Aggregator:
         body = failure.model_copy(update={"final": True})
         return pack(Message(Kind.FAILURE, self.barrier.round, body), self.plan, up=False)
 
-    def interrupt(self, reason: str) -> None:
+    def interrupt(self, reason: str, code: str = "interrupted") -> None:
         """Record what stops this process; another one may resume."""
         if not self.ended:
-            self.store.outcome = ("interrupted", reason, "interrupted", "")
+            self.store.outcome = ("interrupted", reason, code, "")
 
     def abandon(self) -> None:
         """Close the files for another process to resume."""

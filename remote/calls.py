@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from rankdad.common.errors import ProtocolError, RankdadError, UserError, one_line, visible
-from rankdad.common.protocol.calls import Call, Reply, packed, unpacked
+from rankdad.common.protocol.calls import STOPPED, Call, Reply, packed, unpacked
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.remote.aggregator import Aggregator, Answers
 from rankdad.remote.results.progress import AGGREGATOR
@@ -105,6 +105,11 @@ class Calls:
                 site=site,
             )
         return self._replies(self._guarded(lambda: aggregator.depart(site, reason)))
+
+    def stop(self, error: StoppedRunError) -> Replies:
+        """Return the replies with which all waiting sites stop, until the run resumes."""
+        refusal = ProtocolError(503, str(error), code=STOPPED)
+        return {site: _refusal(refusal, number) for site, number in self._waiting.items()}
 
     def _check(self, site: str, call: Call) -> None:
         """Check that a call is of the site that the engine names, and of this run."""

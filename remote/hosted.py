@@ -86,8 +86,8 @@ def host(
     """
     aggregator = _open(document, settings)
     name, progress = f"{aggregator.spec.name} ({aggregator.run_id})", aggregator.recorder.progress
+    calls = Calls(aggregator)
     try:
-        calls = Calls(aggregator)
         say(f"{name}: begins in round {aggregator.barrier.round}; its directory is {aggregator.recorder.directory}")
         for site in sorted(calls.open):
             post(site, packed(Reply(number=0)))
@@ -106,8 +106,13 @@ def host(
             if calls.awaited and time.monotonic() - max(heard, told) > WAITING:
                 told = time.monotonic()
                 say(f"{name}: waits for {', '.join(sorted(calls.awaited))}, without a message for {told - heard:.0f} s")
+    except StoppedRunError as error:
+        aggregator.interrupt(str(error), error.code)
+        for site, reply in calls.stop(error).items():
+            post(site, reply)
+        raise
     except BaseException as error:
-        aggregator.interrupt(str(error) if isinstance(error, StoppedRunError) else type(error).__name__)
+        aggregator.interrupt(type(error).__name__)
         raise
     finally:
         aggregator.close()

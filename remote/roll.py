@@ -15,6 +15,8 @@ from typing import Generic, TypeVar
 from rankdad.common.protocol.lost import Lost
 
 TRIES = 5  # failures of a node in a row after which its site is given up
+LAST_REPLIES = 15.0  # seconds for the last replies of a job that ends
+LOOK = 0.25  # seconds between two looks at whether they have arrived
 N = TypeVar("N", bound=Hashable)  # a node, as long as it stays
 
 
@@ -77,6 +79,20 @@ class Roll(Generic[N]):
         self.places[site].message = message
         if message is None:
             self.failed(site, f"the engine does not take a message of {len(self.places[site].reply or b'')} bytes")
+
+    def settle(self, failed: Callable[[], bool], posted: Callable[[], bool]) -> None:
+        """Wait until all sites that are there have had their last reply, and have answered; in another thread.
+
+        Args:
+            failed: returns whether nothing can be sent any more.
+            posted: returns whether all replies have been posted.
+        """
+        until = time.monotonic() + LAST_REPLIES
+        while not failed() and time.monotonic() < until:
+            time.sleep(LOOK)
+            places = [place for place in self.places.values() if place.node is not None]
+            if posted() and all(place.reply is None for place in places):
+                return
 
     @property
     def sent(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from rankdad.common.errors import REASON_CHARACTERS, ProtocolError
 from rankdad.common.protocol.messages import Code, Control
 
 HEAD_BYTES = 1 << 13  # of a call or a reply without its body
+STOPPED = "job-stopped"  # code of a refusal: the run stops, and resumes in another job
 MAX_ROUND = 1 << 53
 Count = Annotated[int, Field(ge=0, le=MAX_ROUND)]
 Word = Annotated[str, Field(max_length=200)]

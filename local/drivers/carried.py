@@ -17,7 +17,7 @@ from typing import Any, Self
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, public_reason, visible
 from rankdad.common.memory import available
-from rankdad.common.protocol.calls import Call, Reply, What, packed, unpacked
+from rankdad.common.protocol.calls import STOPPED, Call, Reply, What, packed, unpacked
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.messages import failure_message
@@ -135,7 +135,8 @@ class CarriedConnection:
             text = f"number: got the reply to call {reply.number}, expected that to call {self._number}"
             raise ProtocolError(502, text, code="answer-unexpected", field="number")
         if reply.error:
-            text = f"the aggregator refused ({reply.status}): {visible(reply.error)}"
+            begin = "the job has ended" if reply.code == STOPPED else f"the aggregator refused ({reply.status})"
+            text = f"{begin}: {visible(reply.error)}"
             raise RefusedError(text, reply.status, code=reply.code or "refused", field=visible(reply.field, 200))
         return reply
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from rankdad.common.errors import RankdadError, RunFailedError, UnreachableError
 from rankdad.common.files import naming_the_disk
+from rankdad.common.protocol.calls import STOPPED
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.messages import Ask, Kind, Message, failure_message
 from rankdad.local.drivers.connection import Connection
@@ -60,7 +61,7 @@ def drive(
     except quietly:
         raise
     except RefusedError as error:
-        if error.code != REPEATED:  # else the site takes part by another process, and the run goes on with that
+        if error.code not in (REPEATED, STOPPED):  # else the run goes on with another process of the site
             report(error)
         raise
     except (Exception, KeyboardInterrupt) as error:

@@ -43,9 +43,7 @@ def write_job(spec: RunSpec, output: Path, *, number: str | None = None) -> str:
     """
     number = checked(spec, "a SuperLink", number)
     parts = "\n".join(f'{part} = "{PACKAGE}.{module}:app"' for part, module in PARTS.items())
-    config = "\n".join(
-        f"{key} = {_quoted(word)}" for key, word in {ID: number, RUN: json.dumps(spec.document())}.items()
-    )
+    config = f"{ID} = {_quoted(number)}\n{RUN} = {_quoted(json.dumps(spec.document()))}"
     project = PROJECT.format(number=number, name=_quoted(spec.name), parts=parts, config=config)
     code = {
         f"{PACKAGE}/{module}.py": f'from rankdad.platforms.flower.{module} import app\n\n__all__ = ["app"]\n'

@@ -57,6 +57,7 @@ class Nodes:
         try:
             yield
         finally:
+            self._roll.settle(lambda: self._error is not None, self._outbox.empty)
             self._ends.set()
             thread.join(30)
 

@@ -27,8 +27,9 @@ def site_settings(place: str) -> SiteConfig:
     Raises:
         UserError: there are none, or they are invalid.
     """
-    if not place or not Path(place).is_file():
-        said = "the node has no settings for rankdad: expected --node-config 'rankdad=\"/path/to/site.json\"'"
+    if not Path(place).is_file():
+        lacks = "names a file for rankdad that is not there" if place else "has no settings for rankdad"
+        said = f"the node {lacks}: expected --node-config 'rankdad=\"/path/to/site.json\"'"
         raise SettingsError(said, code="settings-missing")
     return SiteConfig.read(Path(place))
 

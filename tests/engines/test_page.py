@@ -45,6 +45,7 @@ def commands(page: str, heading: str) -> list[str]:
     ("page", "headings"),
     [
         ("nvflare", ("Try it", "In a proof of concept")),
+        ("nvflare", ("With your own data", "In a proof of concept")),
         ("nvflare", ("Try it", "In the simulator")),
         ("flower", ("The simulation engine",)),
     ],
@@ -55,6 +56,11 @@ def test_from_the_engine_s_quick_start_to_a_run(tmp_path: Path, page: str, headi
     lines = [line for heading in headings for line in commands(page, heading)]
     assert len(lines) <= MOST
     shutil.copytree(ROOT / "simulations", tmp_path / "simulations")
+    for index, place in enumerate("abcd"):
+        (tmp_path / "hospitals" / f"hospital-{place}").mkdir(parents=True)
+        rows = [f"{i % 17 + index},{i % 5},{'yes' if i * 7 % 17 > 8 else 'no'}" for i in range(150)]
+        table = tmp_path / "hospitals" / f"hospital-{place}" / "patients.csv"
+        table.write_text("\n".join(["age,visits,readmitted", *rows]) + "\n")
     script = "\n".join(line for line in lines if not line.startswith("pip install"))
     for shown, run in REPLACED[page].items():
         script = script.replace(shown, run)
@@ -75,7 +81,8 @@ def test_from_the_engine_s_quick_start_to_a_run(tmp_path: Path, page: str, headi
         Poc(tmp_path).stop() if page == "nvflare" else _end(tmp_path)
     assert done.returncode == 0, said.read_text()[-5000:]
     (directory,) = (tmp_path / "settings" / "runs").iterdir()
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (directory, tmp_path / "digits")]
+    simulated = tmp_path / re.search(r"simulate .*--output (\w+)", script)[1]
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (directory, simulated)]
     assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
     assert (tmp_path / "settings" / "out" / "hospital-a" / "runs").is_dir()
     print(f"{page}, {headings[-1]}: {len(lines)} commands")

@@ -52,9 +52,9 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path, write: Write) -> 
     assert [path.name for path in (tmp_path / "job").iterdir()] == ["notes.txt"]
 
 
-def command(folder: Path, engine: str) -> Result:
+def command(folder: Path, engine: str, *more: str) -> Result:
     words = ["job", engine, str(folder / "run.json"), "-o", str(folder / "job"), "--settings", str(folder / "settings")]
-    return CliRunner().invoke(app, words)
+    return CliRunner().invoke(app, [*words, *more])
 
 
 @pytest.mark.parametrize("engine", ["nvflare", "flower"])
@@ -78,9 +78,23 @@ def test_settings_for_a_trial_are_those_of_the_simulation_s_sites(tmp_path: Path
     assert (server.directory, server.registered) == (str(settings / "runs"), engine == "nvflare")
 
 
-def test_settings_need_the_directory_of_a_simulation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--data", "hospitals"], ["--data", "gone"]])
+def test_settings_need_the_data_of_all_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps(run_document()))
-    done = command(tmp_path, "nvflare")
+    for site in SITES[1:]:
+        (tmp_path / "hospitals" / site).mkdir(parents=True)
+    done = command(tmp_path, "nvflare", *more)
     assert isinstance(done.exception, UserError)
     assert (done.exception.code, done.exception.field) == ("data-missing", "--settings")
     assert not (tmp_path / "job").exists()
+
+
+def test_settings_for_a_trial_name_a_folder_s_data(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_document()))
+    (tmp_path / "hospitals").mkdir()
+    for site in SITES:
+        (tmp_path / "hospitals" / f"{site}.csv").write_text("y\n1\n")
+    assert command(tmp_path, "flower", "--data", str(tmp_path / "hospitals")).exit_code == 0
+    places = {site: SiteConfig.read(tmp_path / "settings" / f"{site}.json").data for site in SITES}
+    assert places == {site: str(tmp_path / "hospitals" / f"{site}.csv") for site in SITES}

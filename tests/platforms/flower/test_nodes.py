@@ -200,12 +200,20 @@ def test_a_node_of_another_name_is_no_site(consortium: Make) -> None:
     assert engine.run().endswith("[site-unknown]")
 
 
-def test_a_site_without_a_node_is_waited_for_no_longer_than_the_server_says(consortium: Make) -> None:
-    engine = consortium({"patience": 1.5})
+def test_a_site_without_a_node_is_waited_for_no_longer_than_the_server_says(
+    consortium: Make, tmp_path: Path, undisturbed: Callable[[Path], set[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others hear of it, and their processes end; the same job, submitted again, resumes."""
+    engine = consortium({"patience": 5.0}, method=METHOD)
     del engine.names[2]
     said = engine.run()
-    assert said.startswith("beta: no node of this name has been there for 1.5 seconds")
+    assert said.startswith("beta: no node of this name has been there for 5 seconds")
     assert said.endswith("[site-ended]")
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert json.loads((directory / "summary.json").read_text())["code"] == "site-ended"
+    assert caplog.text.count("[job-stopped]") == 2
+    assert consortium(method=METHOD).run() == ""
+    assert weights(tmp_path) == undisturbed(tmp_path)
 
 
 @pytest.mark.parametrize(("error", "words"), [(1, "cannot load rankdad"), (7, "signed"), (2, "error 2 of Flower's")])
