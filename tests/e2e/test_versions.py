@@ -194,7 +194,7 @@ def test_a_run_is_begun_by_one_version_and_ended_by_the_next(tmp_path: Path, ins
         held = {path: path.read_bytes() for path in study.directory.rglob("*") if path.is_file()}
         said = study.refused("aggregator", installed(NEXT, WIRE + 1))
         assert "[ledger-of-earlier-version]" in said
-        assert f"has wire {WIRE}, this rankdad has wire {WIRE + 1}" in said
+        assert f"of wire {WIRE}, this rankdad has wire {WIRE + 1}" in said
         after = {path: path.read_bytes() for path in study.directory.rglob("*") if path.is_file()}
         kept = [path for path in held if not path.name.startswith("run.sqlite")]  # a killed process leaves a journal
         assert [after[path] for path in kept] == [held[path] for path in kept]

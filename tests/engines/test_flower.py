@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -14,11 +13,12 @@ import pytest
 
 from benchmarks.flower_poc import Deployment
 from benchmarks.nvflare_poc import RANKDAD, SITES, call, outcome, site_documents
+from tests.engines import lacks
 
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed: make engines"),
+    pytest.mark.skipif(lacks("flwr"), reason="Flower is not installed: make engines"),
 ]
 SPECS = Path(__file__).parent.parent.parent / "simulations" / "specs"
 TWO = SITES[:2]

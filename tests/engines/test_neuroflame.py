@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -17,11 +16,12 @@ import pytest
 
 from benchmarks.nvflare_poc import RANKDAD, ROOT, call, kill_all
 from tests.conftest import OPEN
+from tests.engines import lacks
 
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="NVFlare is not installed: make engines"),
+    pytest.mark.skipif(lacks("nvflare"), reason="NVFlare is not installed: make engines"),
 ]
 ALL = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 SITES, CENTRAL = ALL[:2], "central"

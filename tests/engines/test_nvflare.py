@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import time
@@ -13,11 +12,12 @@ from typing import Any
 import pytest
 
 from benchmarks.nvflare_poc import RANKDAD, SITES, Poc, call, outcome, site_documents
+from tests.engines import lacks
 
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="NVFlare is not installed: make engines"),
+    pytest.mark.skipif(lacks("nvflare"), reason="NVFlare is not installed: make engines"),
 ]
 SPECS = Path(__file__).parent.parent.parent / "simulations" / "specs"
 DIGITS = ("digits.json", "run.training.epochs=2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.nvflare_poc import ROOT, Poc
+from tests.engines import lacks
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 MOST = 10  # commands from an engine's quick start to a run
@@ -51,7 +51,7 @@ def commands(page: str, heading: str) -> list[str]:
     ],
 )
 def test_from_the_engine_s_quick_start_to_a_run(tmp_path: Path, page: str, headings: tuple[str, ...]) -> None:
-    if importlib.util.find_spec(PACKAGES[page]) is None:
+    if lacks(PACKAGES[page]):
         pytest.skip(f"{PACKAGES[page]} is not installed: make engines")
     lines = [line for heading in headings for line in commands(page, heading)]
     assert len(lines) <= MOST

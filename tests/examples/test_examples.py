@@ -109,7 +109,7 @@ def test_volumes(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_own_code(tmp_path: Path) -> None:
     page = followed("own-code", tmp_path)
-    page.check(0, 0, 0, 1)
+    page.check(0, 0, 0, 2)
     assert ["[factory-not-allowed]" in said for said in page.said] == [False, False, False, True]
     assert "hospital-a can take part in rhythm" in page.said[2]
     assert load_json(page.folder / "result" / "summary.json")["metrics"]["test"]["auc"] > 0.9
