@@ -103,8 +103,8 @@ def _false_references(body: Evaluation) -> Iterator[tuple[str, Evaluation]]:
     other = tallied(Classification(classes=3), torch.zeros(first.samples, 3), torch.zeros(first.samples).long())
     for said, tallies in (
         ("d.references: local: is of", (first + first, *others)),
-        ("d.references: local: is of other labels", (other, *others)),
-        ("d.references: linear: is of other labels", (first, other)),
+        ("d.references: local: has other labels than d.tally", (other, *others)),
+        ("d.references: linear: has other labels than d.tally", (first, other)),
     ):
         yield said, body.model_copy(update={"references": tallies})
 
@@ -156,8 +156,8 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {
             "d.values: ",
             "d.references: local: is of",
-            "d.references: local: is of other labels",
-            "d.references: linear: is of other labels",
+            "d.references: local: has other labels than d.tally",
+            "d.references: linear: has other labels than d.tally",
         },
     ),
     "regression": ({"task": {"name": "regression"}, "preparation": TABLE}, {"d.values: "}),

@@ -123,7 +123,9 @@ def words_of(summary: dict[str, Any]) -> list[str]:
     ]
     if summary["steps"]:
         found.append(f"{summary['steps']:,}/{summary['planned_steps']:,} steps")
-        found.append(f"{up} up, {down} down per site and step, {times_fewer(summary['times_fewer_bytes_than_dense'])}")
+        found.append(f"{up} up, {down} down per site and step")
+        if (ratio := summary["times_fewer_bytes_than_dense"]) > 1 or summary["method"] != "dsgd":
+            found.append(times_fewer(ratio))
     if validation.pop("samples", 0):
         error = validation.pop("auc_error")
         found.append(f"training loss {summary['train_loss']:.4f}")
