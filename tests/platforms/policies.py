@@ -13,7 +13,7 @@ ALLOWED: dict[str, Any] = {
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [  # changes of a run or of the rows at a site, and what is said of it
     ({"method": {"name": "dad"}}, "method.name: "),
-    ({"method": {"name": "rank-dad", "rank": 30}}, "method.rank: steps-of-too-few"),
+    ({"method": {"name": "dsgd"}}, "method.name: steps-of-too-few"),
     ({"training": {"epochs": 1, "batch_size": 2}}, "(min_rows)"),
     ({"rows": 10}, "beta: data-refused"),
 ]

@@ -156,7 +156,7 @@ def test_a_page_does_not_deny_what_few_samples_tell(task: dict[str, Any]) -> Non
     assert "No site sent" not in page
     assert said in page
     assert "min_rows" in said
-    assert ("bins" if task == TWO else "cell") in said
+    assert ("bins" if task == TWO else "histogram") in said
 
 
 def test_what_is_said_of_hospitals_is_true_of_each_that_is_named() -> None:
