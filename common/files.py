@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -129,6 +130,28 @@ def check_file(path: Path, *, missing_ok: bool = False) -> None:
     if not is_file and (found or not missing_ok):
         problem = "is not a file but a folder" if path.is_dir() else "is not a file"
         raise DataError(path, problem if found else "does not exist", code="file-missing")
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for reading, but no pipe or device: these block, and may take a file's place after `check_file`.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "not a file", str(path))
+        with open(number, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(number)
+
+
+def link_to(file: BinaryIO) -> Path:
+    """Return a path of an open file, for libraries that open a path."""
+    return Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def write_json(path: Path, document: object, *, private: bool = False) -> None:
