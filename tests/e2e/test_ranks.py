@@ -296,7 +296,7 @@ def test_torchrun_that_is_stopped_goes_on_from_that_step(tmp_path: Path, stop: s
     with house(tmp_path / "stopped", **changes) as found:
         found.share(parallel)
         process = torchrun(found)
-        found.until(60)
+        found.until(60, 3 * LONGEST)
         process.send_signal(stop)
         out, said = process.communicate(timeout=LONGEST)
         state, kept = found.served.aggregator.state, newest(found.folder / "out" / "checkpoints")
@@ -306,7 +306,7 @@ def test_torchrun_that_is_stopped_goes_on_from_that_step(tmp_path: Path, stop: s
         assert round_of(kept) == state.round
         assert not found.served.aggregator.recorder.progress.problems
         process = torchrun(found)
-        out, said = process.communicate(timeout=2 * LONGEST)
+        out, said = process.communicate(timeout=3 * LONGEST)
         assert process.returncode == 0, said
         assert weights_sha256(found.weights()) == weights_sha256(undisturbed)
 
