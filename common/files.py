@@ -132,21 +132,17 @@ def check_file(path: Path, *, missing_ok: bool = False) -> None:
         raise DataError(path, problem if found else "does not exist", code="file-missing")
 
 
-@contextmanager
-def open_file(path: Path) -> Iterator[BinaryIO]:
+def open_file(path: Path) -> BinaryIO:
     """Open a file for reading, but no pipe or device: these block, and may take a file's place after `check_file`.
 
     Raises:
         OSError: it cannot be read, or is no file.
     """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "not a file", str(path))
-        with open(number, "rb", closefd=False) as file:
-            yield file
-    finally:
+    if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return os.fdopen(number, "rb")
 
 
 def link_to(file: BinaryIO) -> Path:

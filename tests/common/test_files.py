@@ -31,6 +31,7 @@ from rankdad.common.tensors import read_tensors
 from rankdad.local.agent.state import RunFolder
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.privacy.log_file import restore
+from rankdad.remote.tables import text_of
 from tests.conftest import site_config
 
 
@@ -144,19 +145,20 @@ def test_a_log_on_a_full_disk_loses_lines_and_goes_on(tmp_path: Path, monkeypatc
     [
         read_tensors,
         digest_of,
+        lambda path: text_of(path.parent, path.stem),
         lambda path: npz.read_arrays(path, ["x"]),
         lambda path: load_pretrained(nn.Linear(1, 1), Pretrained(file=path.name, sha256="0" * 64), path.parent),
         lambda path: encoder_of(
             TextData.model_construct(tokenizer=Tokenizer(file=path.name, sha256="0" * 64, tokens=9)), path.parent
         ),
     ],
-    ids=["tensors", "digest", "npz", "weights", "tokenizer"],
+    ids=["tensors", "digest", "table", "npz", "weights", "tokenizer"],
 )
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_nothing_is_opened_that_blocks_or_never_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], make: Callable[[Path], None]
 ) -> None:
     monkeypatch.setattr(npz, "check_file", lambda path: None)  # it takes a file's place after that
-    make(tmp_path / "file")
+    make(tmp_path / "file.csv")
     with pytest.raises((OSError, DataError)):
-        read(tmp_path / "file")
+        read(tmp_path / "file.csv")
