@@ -11,6 +11,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -132,7 +133,7 @@ def check_file(path: Path, *, missing_ok: bool = False) -> None:
         raise DataError(path, problem if found else "does not exist", code="file-missing")
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file for reading, but no pipe or device: these block, and may take a file's place after `check_file`.
 
     Raises:

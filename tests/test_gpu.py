@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from rankdad.common.data import SiteData
 from rankdad.common.lowrank.capture import FactorCapture
@@ -114,7 +115,7 @@ def test_nothing_synchronises_in_the_passes_and_reductions_of_low_rank(
 ) -> None:
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 40)).to("cuda:0")
     inputs, labels = torch.randn(32, 64, device="cuda:0"), torch.arange(32, device="cuda:0")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         with LowRank(model, rank=rank, wire=wire) as sync:
             calls = watched(monkeypatch)
