@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -129,6 +131,24 @@ def check_file(path: Path, *, missing_ok: bool = False) -> None:
     if not is_file and (found or not missing_ok):
         problem = "is not a file but a folder" if path.is_dir() else "is not a file"
         raise DataError(path, problem if found else "does not exist", code="file-missing")
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file for reading, but no pipe or device: these block, and may take a file's place after `check_file`.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return os.fdopen(number, "rb")
+
+
+def link_to(file: BinaryIO) -> Path:
+    """Return a path of an open file, for libraries that open a path."""
+    return Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def write_json(path: Path, document: object, *, private: bool = False) -> None:

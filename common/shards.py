@@ -6,8 +6,10 @@ pickled metadata, which a file from elsewhere could abuse.
 
 from __future__ import annotations
 
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rankdad.common.errors import UserError, one_line
-from rankdad.common.files import check_file
+from rankdad.common.files import link_to, open_file
 
 UNREADABLE = (
     OSError,
@@ -49,12 +51,10 @@ def sizes(folder: Path) -> dict[str, TensorStorageMetadata]:
     """Return shapes and dtypes of the tensors in a folder, by key.
 
     Raises:
-        DataError: a file is none, such as a pipe, which would block.
         Exception: one of `UNREADABLE`.
     """
-    for file in folder.glob("*.safetensors"):
-        check_file(file)
-    found = _storage().HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    with _reader(folder) as reader:
+        found = reader.read_metadata().state_dict_metadata
     return {key: each for key, each in found.items() if isinstance(each, TensorStorageMetadata)}
 
 
@@ -69,13 +69,28 @@ def read(folder: Path, tensors: dict[str, Tensor], *, alone: bool = False) -> No
     Raises:
         Exception: one of `UNREADABLE`.
     """
-    reader = _storage().HuggingFaceStorageReader(str(folder))
     try:
-        with warnings.catch_warnings():
+        with _reader(folder) as reader, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
             load(tensors, storage_reader=reader, no_dist=alone)
     except CheckpointException as error:
         raise ValueError(one_line(next(iter(error.failures.values()))[0])) from None
+
+
+@contextmanager
+def _reader(folder: Path) -> Iterator[Any]:
+    """Yield torch's reader of a folder, through links to files that are open, so that nothing takes their place."""
+    reader = _storage().HuggingFaceStorageReader(str(folder))
+    with ExitStack() as files:
+
+        def ls(_: str) -> list[str]:
+            links = Path(files.enter_context(tempfile.TemporaryDirectory()))
+            for path in folder.glob("*.safetensors"):
+                (links / path.name).symlink_to(link_to(files.enter_context(open_file(path))))
+            return list(map(str, links.iterdir()))
+
+        reader.fs.ls = ls  # called where an error is one at all ranks
+        yield reader
 
 
 def _storage() -> Any:

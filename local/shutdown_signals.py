@@ -40,10 +40,17 @@ class ShutdownSignals:
 
     Args:
         look: also called while the site waits; an exception from it ends the wait.
+        leave: called before the process ends as if killed.
+        seconds: after which a computing site ends.
     """
 
-    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
-        self._look = look
+    def __init__(
+        self,
+        look: Callable[[], None] = lambda: None,
+        leave: Callable[[], None] = lambda: None,
+        seconds: float = MAX_SECONDS,
+    ) -> None:
+        self._look, self._leave, self._seconds = look, leave, seconds
         self._number = 0
         self._came = 0.0  # `time.monotonic`, in seconds
         self._training = False
@@ -61,20 +68,10 @@ class ShutdownSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    @property
-    def received(self) -> bool:
-        """Return whether a signal has arrived."""
-        return bool(self._number)
-
-    def between_steps(self) -> None:
-        """Stop if a signal has arrived.
-
-        Raises:
-            ShutdownError: one has.
-        """
+    def between_steps(self) -> int:
+        """Return the signal that has arrived, which stops the site before its next step; 0 if none has."""
         self._training = True
-        if self._number:
-            raise ShutdownError(self._number)
+        return self._number
 
     def while_waiting(self) -> None:
         """Stop if a signal has arrived, and the time for the current step has passed since.
@@ -91,9 +88,12 @@ class ShutdownSignals:
             self._number = self._number or number
             self._end_now()
         self._number, self._came = number, time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS if self._training else MAX_SECONDS_BEFORE)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds if self._training else MAX_SECONDS_BEFORE)
 
     def _end_now(self, *_: object) -> None:
-        with contextlib.suppress(Exception):  # a stream may be in use
-            end_with(ShutdownError(self._number))
+        if os.getpid() == self._process:
+            with contextlib.suppress(Exception):  # a stream may be in use
+                end_with(ShutdownError(self._number))
+            with contextlib.suppress(Exception):
+                self._leave()
         os._exit(INTERRUPTED + self._number)

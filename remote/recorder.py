@@ -163,7 +163,7 @@ class Recorder:
         if ready.kind is not Kind.STEP:
             self._steps.computed = {}
         if ready.kind is not Kind.HELLO:  # hello includes the staff's time
-            self.progress.seconds += cost.seconds
+            self.progress.note_round(f"{ready.kind.name}/{ready.exchange}", cost.seconds)
         ROUNDS[ready.kind].record(self, ready, update, cost)
 
     def note_hello(self, ready: Ready, update: Roster) -> None:

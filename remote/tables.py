@@ -11,7 +11,7 @@ from typing import Any
 
 from rankdad.common.data.spreadsheets import inert_cell
 from rankdad.common.errors import UserError
-from rankdad.common.files import write_whole
+from rankdad.common.files import open_file, write_whole
 from rankdad.remote.run_reader import FILE, ROWS, TABLE_NAMES, RunReader, reading
 
 FOLD = "fold"  # column
@@ -71,7 +71,10 @@ def text_of(directory: Path, name: str) -> str:
             if not path.exists():
                 raise
             _log.warning("%s; %s may be older", error, path)
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    if not path.exists():
+        return ""
+    with io.TextIOWrapper(open_file(path), encoding="utf-8") as text:
+        return text.read()
 
 
 def rows_in(directory: Path, name: str) -> Iterator[dict[str, str]]:

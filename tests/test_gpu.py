@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from rankdad.common.data import SiteData
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.reduction.block import block
 from rankdad.common.lowrank.reduction.exact import exact
 from rankdad.common.lowrank.reduction.spi import spi
+from rankdad.distributed.low_rank import LowRank
 from rankdad.simulations.lockstep import run
 from tests.conftest import run_spec
 from tests.runs import final_weights, summary_of
@@ -80,3 +85,51 @@ def test_sites_take_turns_on_several_devices(tmp_path: Path, site_data: Data) ->
     spec = run_spec(training={"epochs": 1})
     results = run(spec, site_data(spec), tmp_path / "run", devices=["cuda:0", "cpu"])
     assert set(results) == set(spec.federation.sites)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Let a synchronisation in passes, or in the iterations of a reduction, be an error; count their calls."""
+    calls = Counter[str]()
+
+    def watch(place: Any, name: str) -> None:
+        plain = getattr(place, name)
+
+        def within(*given: Any, **named: Any) -> Any:
+            calls[name] += 1
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return plain(*given, **named)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        monkeypatch.setattr(place, name, within)
+
+    watch(FactorCapture, "backward")
+    watch(import_module("rankdad.common.lowrank.reduction.block"), "_iterate")
+    return calls
+
+
+@pytest.mark.parametrize(("rank", "wire"), [(8, "int8"), (4, "float32")])
+def test_nothing_synchronises_in_the_passes_and_reductions_of_low_rank(
+    monkeypatch: pytest.MonkeyPatch, rank: int, wire: str
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 40)).to("cuda:0")
+    inputs, labels = torch.randn(32, 64, device="cuda:0"), torch.arange(32, device="cuda:0")
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with LowRank(model, rank=rank, wire=wire) as sync:
+            calls = watched(monkeypatch)
+            for _ in range(2):  # the second has directions and residuals
+                sync.backward(nn.functional.cross_entropy(model(inputs), labels), weight=32)
+    finally:
+        dist.destroy_process_group()
+    assert calls.keys() == {"backward", "_iterate"}
+
+
+def test_nothing_synchronises_in_the_passes_and_reductions_of_a_site(
+    tmp_path: Path, site_data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 1})
+    calls = watched(monkeypatch)
+    run(spec, site_data(spec), tmp_path / "run", devices=["cuda:0"])
+    assert calls.keys() == {"backward", "_iterate"}

@@ -21,7 +21,7 @@ from rankdad.common.data.reading import (
     shown,
 )
 from rankdad.common.errors import DataError, RankdadError, one_line
-from rankdad.common.files import check_file
+from rankdad.common.files import check_file, open_file
 from rankdad.common.spec.data import NpzData
 from rankdad.common.spec.images import FunctionData
 from rankdad.common.spec.table_schema import composed
@@ -160,7 +160,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
     """
     check_file(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             members = {name: info for name in names if (info := archive.NameToInfo.get(f"{name}.npy"))}
             check_fits(path, "its arrays", sum(info.file_size for info in members.values()))
             return {name: _array(archive, info) for name, info in members.items()}
@@ -175,7 +175,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
 
 def _what(path: Path) -> str | None:
     """Describe a file that is no zip archive."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         meaning = format_of(file.read(HEAD))
         meaning = None if zipfile.is_zipfile(file) else meaning
     return meaning and f"it is {meaning}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankdad.common.data.reading import Array
 from rankdad.common.errors import DataError, UserError, one_line
+from rankdad.common.files import open_file
 from rankdad.common.spec.text import BEGIN, END, SPECIAL, TextData, Tokenizer
 
 Encoder = Callable[[str], tuple[Array, Array]]  # tokens of a text with begin and end, and the number of bytes of each
@@ -40,7 +41,8 @@ def _whole(tokens: Array, sizes: Array) -> tuple[Array, Array]:
 
 def _tokenizer(spec: Tokenizer, path: Path) -> Encoder:
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            content = file.read()
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
     if (digest := hashlib.sha256(content).hexdigest()) != spec.sha256:

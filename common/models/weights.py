@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rankdad.common.errors import DataError, SpecError
+from rankdad.common.files import open_file
 from rankdad.common.spec.model import Pretrained
 
 SHOWN = 8  # names in an error
@@ -76,7 +77,8 @@ def load_pretrained(model: nn.Module, spec: Pretrained, folder: Path | None) -> 
 
 def _read(path: Path, sha256: str) -> dict[str, Tensor]:
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            content = file.read()
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
     digest = hashlib.sha256(content).hexdigest()

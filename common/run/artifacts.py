@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rankdad.common import __version__
@@ -23,6 +23,7 @@ from rankdad.common.preparation import Fit, OwnFit, Preparing
 from rankdad.common.run.snapshot import Progress, under
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import Regression
+from rankdad.common.tensors import read_tensors
 
 Which = Literal["best", "final"]
 PREPARATION = "preparation.safetensors"
@@ -121,7 +122,7 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
         weights_path, only = directory / "final.safetensors", ", since there are no best ones"
     check_file(weights_path, missing_ok=True)
     try:
-        weights = load_file(weights_path)
+        weights = read_tensors(weights_path)[1]
     except (OSError, SafetensorError) as error:
         raise DataError(
             weights_path, f"holds no weights that can be read: {one_line(error)}", code="weights-unreadable"
@@ -129,7 +130,7 @@ def load_model(directory: Path, which: Which, allowed_factories: Collection[str]
     preparation_path = directory / PREPARATION
     check_file(preparation_path, missing_ok=True)
     try:
-        tensors = load_file(preparation_path) if preparation_path.exists() else {}
+        tensors = read_tensors(preparation_path)[1] if preparation_path.exists() else {}
     except (OSError, SafetensorError) as error:
         raise DataError(
             preparation_path, f"is not what the model was trained with: {one_line(error)}", code="preparation-differs"
@@ -194,9 +195,8 @@ def load_checkpoint(path: Path, which: Which, allowed_factories: Collection[str]
     """
     check_file(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            document = json.loads(file.metadata()[""])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
+        document = json.loads(metadata[""])
         run, progress = document["run"], Progress.model_validate(document["progress"], strict=False)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(

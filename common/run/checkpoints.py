@@ -24,16 +24,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rankdad.common.errors import DataError, ProtocolError, UserError, one_line
-from rankdad.common.files import AGAIN, sync_path
+from rankdad.common.files import AGAIN, open_file, sync_path
 from rankdad.common.lowrank.reduction.feedback import Residuals
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.snapshot import Progress
 from rankdad.common.run.state import RunState
 from rankdad.common.run.state_format import SHARED, Loaded, StateFormat
+from rankdad.common.tensors import read_tensors
 
 KEPT = 2
 EVERY = 50  # steps between two checkpoints
@@ -215,7 +216,8 @@ class Checkpoints:
             return None
         path = self._whole[-1]
         try:
-            return path.name.encode() + b"\n" + path.read_bytes()
+            with open_file(path) as file:
+                return path.name.encode() + b"\n" + file.read()
         except OSError as error:
             raise DataError(path, f"cannot be read: {error.strerror}", code="cannot-read") from None
 
@@ -256,8 +258,7 @@ class Checkpoints:
         found = None
         if is_whole(path):
             try:
-                with safe_open(path, framework="pt") as file:
-                    found = _found(path, file.metadata(), {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+                found = _found(path, *read_tensors(path))
             except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(
                     f"{path}: is no checkpoint of rankdad: {one_line(error)}", code="checkpoint-unreadable"
@@ -302,8 +303,8 @@ def is_whole(path: Path) -> bool:
 
 def _has_digest(path: Path, digest: str | None) -> bool:
     try:
-        return path.is_file() and digest_of(path) == digest  # a pipe would block
-    except OSError:  # a failing disk
+        return digest_of(path) == digest
+    except OSError:  # missing, no file, or on a failing disk
         return False
 
 
@@ -339,7 +340,7 @@ def _round(path: Path) -> int:
 
 def digest_of(path: Path) -> str:
     """Return the start of the sha256 of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 

@@ -144,15 +144,17 @@ def _between_steps(
     signals: ShutdownSignals | None,
 ) -> None:
     """Write a checkpoint if one is due, and stop if a signal says so."""
-    run, stopping = state.run, signals is not None and signals.received
-    due = stopping or (every and run.steps % between(run, every) == 0)
-    saves = every and due and run.round > first_round
-    if ranks.share(b"saves" if saves else None):
+    run, stopped_by = state.run, signals.between_steps() if signals is not None else 0
+    due = stopped_by or (every and run.steps % between(run, every) == 0)
+    saves = bool(every and due and run.round > first_round)
+    ranks.pause(saves, stopped_by)
+    if saves:
         save_state(checkpoints, state)
-        if stopping:
+        if stopped_by:
             printed(f"{state.site}: stopped after step {run.steps}; start it again to continue")
-    if signals is not None:
-        signals.between_steps()
+    if stopped_by:
+        ranks.share()  # all have saved
+        raise ShutdownError(stopped_by)
 
 
 def _tested(folder: Path, part: TakingPart, fold: int, outputs: Tensor) -> None:

@@ -38,6 +38,15 @@ class Alone:
         """
         return message
 
+    def pause(self, saves: bool = False, stopped_by: int = 0) -> tuple[bool, int]:
+        """Return at all ranks whether they save their state before a step, and the signal that stops them there.
+
+        Args:
+            saves: of rank 0; ignored at other ranks, like the next.
+            stopped_by: number of the signal; 0 for none.
+        """
+        return saves, stopped_by
+
     def replica(self, spec: RunSpec, plan: Plan, data: SiteData, replica: Replica) -> Replica:
         """Return the shared replica, whole or in rows, after checking that run, data and model are equal."""
         return replica

@@ -137,14 +137,17 @@ class Ranks:
 
     def _end(self, error: BaseException) -> None:
         """End a rank other than 0, after reporting why."""
-        cut_off = _is_cut_off(error)
+        cut_off, stopped = _is_cut_off(error), isinstance(error, ShutdownError)
         if not isinstance(error, RankdadError) and not cut_off:
             _log.error("rank %d: an unexpected error", self.rank, exc_info=error)
-        self._break(None if cut_off else error)
+        if not stopped:  # else rank 0 stops, too, and must not take this one for one that has died
+            self._break(None if cut_off else error)
         code = getattr(error, "exit_code", 1)
-        until = time.monotonic() + (FAREWELL if cut_off else PATIENCE.total_seconds())
+        until = time.monotonic() + (FAREWELL if cut_off or stopped else PATIENCE.total_seconds())
         while not self._store.check([HEARD]) and time.monotonic() < until:
             time.sleep(0.05)
+        if stopped:
+            self._break(None)
         missing = self._missing()
         if 0 in missing and self.rank == min(set(range(self.size)) - set(missing)):
             raise LostRankError(missing, self.size) from None
@@ -238,8 +241,9 @@ class Ranks:
         cut_off = _is_cut_off(error)
         if not dist.is_initialized():  # it is cut off
             return error
+        others_left = bool(self._connections - _sockets())  # gloo closes what the other end has closed
         self._break(None if cut_off else error)
-        if not cut_off and not isinstance(error, ShutdownError):
+        if not cut_off and not (isinstance(error, ShutdownError) and others_left):
             return error
         until = time.monotonic() + SIGN_OF_LIFE
         while time.monotonic() < until:
@@ -262,6 +266,11 @@ class Ranks:
             failure = self._reported()
         if failure is not None:
             raise failure
+
+    def leave(self) -> None:
+        """Let the others end without calling this rank lost; the process ends at once."""
+        self._set(f"{LIVES}/{self.rank}")
+        self._set(HEARD)
 
     def _reported(self) -> RankError | None:
         """Return another rank's error; None if there is none."""

@@ -17,11 +17,12 @@ from rankdad.local.drivers.running import run_site
 from rankdad.local.observer import Observer
 from rankdad.local.ranks.group import Ranks
 from rankdad.local.ranks.sharing import Sharing
-from rankdad.local.shutdown_signals import ShutdownSignals
+from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
 from rankdad.local.site import site_of
 from rankdad.local.starting import checkpoints_folder, save_state, shared_state
 from rankdad.local.taking_part import taking_part
 
+MAX_SECONDS = 20.0  # seconds after which a computing rank 0 ends after a signal; torchrun kills it after 30
 _log = logging.getLogger(__name__)
 
 
@@ -35,14 +36,19 @@ def run_rank(read: Callable[[], SiteConfig]) -> None:
         RankdadError: at rank 0: it, or another rank that is named, failed.
     """
     with Ranks() as ranks:
-        config = read()
-        config = config.model_copy(update={"device": ranks.device(config.device)})
         if ranks.rank:
+            config = _config(read, ranks)
             with naming_the_disk():
                 follow(config, Sharing(ranks, config))
         else:
-            with ShutdownSignals(ranks.look) as signals:
+            with ShutdownSignals(ranks.look, ranks.leave, MAX_SECONDS) as signals:
+                config = _config(read, ranks)
                 run_site(config, signals, ranks=Sharing(ranks, config))
+
+
+def _config(read: Callable[[], SiteConfig], ranks: Ranks) -> SiteConfig:
+    config = read()
+    return config.model_copy(update={"device": ranks.device(config.device)})
 
 
 def follow(config: SiteConfig, ranks: Sharing) -> None:
@@ -66,8 +72,12 @@ def follow(config: SiteConfig, ranks: Sharing) -> None:
     data = replace(own.data, parts=None if parts is None else parts.unnoted())
 
     def between_steps() -> None:
-        if ranks.share():
+        saves, stopped_by = ranks.pause()
+        if saves:
             save_state(checkpoints, state)
+        if stopped_by:
+            ranks.share()  # until rank 0 has saved
+            raise ShutdownError(stopped_by)
 
     site = site_of(spec, plan, data, state, own.policy, Observer(between_steps=between_steps), ranks=ranks)
     site.take()

@@ -69,6 +69,11 @@ class Sharing(Alone):
                 self._ranks.barrier()
             return broadcast_bytes(message or b"") or None
 
+    def pause(self, saves: bool = False, stopped_by: int = 0) -> tuple[bool, int]:
+        """Return at all ranks whether they save their state before a step, and the signal that stops them there."""
+        saving, number = self.share(bytes((saves, stopped_by)) if saves or stopped_by else None) or (0, 0)
+        return bool(saving), number
+
     def replica(self, spec: RunSpec, plan: Plan, data: SiteData, replica: Replica) -> Replica:
         """Return the shared replica, whole or in rows, after checking that run, data and model are equal.
 

@@ -15,6 +15,7 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.run import training_name
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.remote.results.fold_metrics import FoldMetrics
+from rankdad.remote.results.pace import LATEST
 
 if TYPE_CHECKING:
     from rankdad.remote.barrier import Barrier
@@ -113,6 +114,8 @@ class Progress:
         unmeasured: trainings with validation samples, but without a value of the monitored metric.
         best_is_last: measured trainings whose best epoch was the last.
         step_seconds: total of all steps.
+        counts: completed rounds by kind and exchange, without hello.
+        latest: seconds of the last of them.
         up: bytes of the contributions to all steps.
         down: bytes of the updates of all steps, summed over sites.
         about: field of the error that ended the run.
@@ -154,6 +157,8 @@ class Progress:
     table1: dict[str, Any] = field(default_factory=dict)
     step_seconds: float = 0.0
     seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    latest: dict[str, list[float]] = field(default_factory=dict)
     up: int = 0
     down: int = 0
     status: str = "running"
@@ -218,6 +223,12 @@ class Progress:
         others = {known: old for known, old in self.problems.items() if known != name}
         self.problems = others | {name: problem} if problem else others  # not in place: other threads read it
         return True
+
+    def note_round(self, kind: str, seconds: float) -> None:
+        """Count a round, and the seconds it took."""
+        self.seconds += seconds
+        self.latest = self.latest | {kind: [*self.latest.get(kind, ()), seconds][-LATEST:]}  # other threads read it
+        self.counts = self.counts | {kind: self.counts.get(kind, 0) + 1}
 
     def note_drift(self, drift: float) -> None:
         """Keep the largest distance between sites' weights."""

@@ -17,6 +17,7 @@ from rankdad.common.metrics.sites import Spread
 from rankdad.common.metrics.summary import Metrics
 from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.spec.tasks import Metric
+from rankdad.remote.results.pace import pace
 from rankdad.remote.results.progress import Progress
 
 
@@ -139,6 +140,8 @@ class RunFigures(Part, extra="ignore"):
     seconds: float = 0.0
     """Of all rounds."""
     seconds_per_step: float = 0.0
+    pace: float = Field(default=0.0, exclude=True)
+    """Seconds per step with all rounds but those of an outage: see `remote.results.pace`."""
     bytes_up: int = 0
     """Of all steps' contributions."""
     bytes_down: int = 0
@@ -194,6 +197,7 @@ class RunFigures(Part, extra="ignore"):
             "planned_epochs": p.epochs,
             "best_epoch": p.best_epoch + 1 if p.epoch else 0,
             "seconds_per_step": p.step_seconds / max(1, p.step),
+            "pace": pace(p.counts, p.latest) or p.seconds / max(1, p.step),
             "bytes_up": p.up,
             "bytes_down": p.down,
             "bytes_up_per_site_step": up,
@@ -230,8 +234,8 @@ class RunFigures(Part, extra="ignore"):
 
     @property
     def seconds_left(self) -> float:
-        """Estimated remaining time, from the mean time per step including all rounds."""
-        return (self.planned_steps - self.steps) * self.seconds / max(1, self.steps)
+        """Estimated remaining time, from the pace."""
+        return (self.planned_steps - self.steps) * self.pace
 
 
 class RunSummary(RunFigures):

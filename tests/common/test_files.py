@@ -9,8 +9,11 @@ from errno import EDQUOT, ENOSPC, EROFS
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from rankdad.common.errors import UserError
+from rankdad.common.data import npz
+from rankdad.common.data.tokens import encoder_of
+from rankdad.common.errors import DataError, UserError
 from rankdad.common.files import (
     is_within,
     make_folder,
@@ -20,9 +23,15 @@ from rankdad.common.files import (
     write_whole,
 )
 from rankdad.common.logs import LogFile
+from rankdad.common.models.weights import load_pretrained
+from rankdad.common.run.checkpoints import digest_of
+from rankdad.common.spec.model import Pretrained
+from rankdad.common.spec.text import TextData, Tokenizer
+from rankdad.common.tensors import read_tensors
 from rankdad.local.agent.state import RunFolder
 from rankdad.local.privacy.log import DisclosureLog
 from rankdad.local.privacy.log_file import restore
+from rankdad.remote.tables import text_of
 from tests.conftest import site_config
 
 
@@ -129,3 +138,27 @@ def test_a_log_on_a_full_disk_loses_lines_and_goes_on(tmp_path: Path, monkeypatc
     print("kept", file=log)
     log.close()
     assert (tmp_path / "log.txt").read_text() == "kept\n"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_tensors,
+        digest_of,
+        lambda path: text_of(path.parent, path.stem),
+        lambda path: npz.read_arrays(path, ["x"]),
+        lambda path: load_pretrained(nn.Linear(1, 1), Pretrained(file=path.name, sha256="0" * 64), path.parent),
+        lambda path: encoder_of(
+            TextData.model_construct(tokenizer=Tokenizer(file=path.name, sha256="0" * 64, tokens=9)), path.parent
+        ),
+    ],
+    ids=["tensors", "digest", "table", "npz", "weights", "tokenizer"],
+)
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_nothing_is_opened_that_blocks_or_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], make: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(npz, "check_file", lambda path: None)  # it takes a file's place after that
+    make(tmp_path / "file.csv")
+    with pytest.raises((OSError, DataError)):
+        read(tmp_path / "file.csv")

@@ -81,8 +81,8 @@ class House:
         self.parallel, path = parallel, self.folder / "alpha.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"parallel": parallel}))
 
-    def until(self, steps: int) -> None:
-        deadline = time.monotonic() + LONGEST
+    def until(self, steps: int, seconds: float = LONGEST) -> None:
+        deadline = time.monotonic() + seconds
         while self.served.aggregator.state.steps < steps:
             assert time.monotonic() < deadline, [rank.returncode for rank in self.ranks]
             time.sleep(0.005)

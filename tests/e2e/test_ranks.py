@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankdad.common.run.checkpoints import newest, round_of
 from rankdad.common.run.replica import weights_sha256
 from tests.conftest import write_policy, write_site
-from tests.e2e.house import LONGEST, furthest, house
+from tests.e2e.house import LONGEST, House, furthest, house
 from tests.texts import CLASSES, DATA, LABEL, MODEL
 
 SGD = {"epochs": 3, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}
@@ -38,20 +39,14 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "local steps": ({"name": "rank-dad", "rank": 2, "local_steps": 2, "moments": "kept"}, ADAM),
 }
-
-
+CLIPPED = ADAM | {"clip": 0.2, "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}}
 SHARDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "rank-dad, adam, clipped": (
-        {"name": "rank-dad", "rank": 2},
-        ADAM | {"clip": 0.2, "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}},
-    ),
+    "rank-dad, adam, clipped": ({"name": "rank-dad", "rank": 2}, CLIPPED),
     "dad, accumulated": ({"name": "dad"}, SGD | {"batch_size": 3, "accumulate": 3}),
     "dsgd, one sample a step": ({"name": "dsgd"}, SGD | {"epochs": 1, "batch_size": 1}),
     "powersgd": ({"name": "powersgd", "rank": 2}, SGD),
 }
 
-
-CLIPPED = ADAM | {"clip": 0.2, "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}}
 VIT = {"name": "vit", "patch": 1, "width": 8, "depth": 1, "heads": 2}
 IMAGES: dict[str, Any] = {"data": {"shape": [2, 3]}, "model": VIT}
 DROPOUT: dict[str, Any] = {"model": {"name": "mlp", "hidden": [16, 8, 4], "dropout": 0.3, "frozen": ["1.*"]}}
@@ -283,31 +278,58 @@ def ranks_of(torchrun: int) -> dict[str, int]:
     return found
 
 
+def torchrun(found: House) -> subprocess.Popen[str]:
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rankdad", "site")
+    command = [sys.executable, *words, str(found.folder / "alpha.json")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stop", "parallel"), [(signal.SIGINT, "data"), pytest.param(signal.SIGTERM, "fsdp", marks=pytest.mark.exhaustive)]
+)
+def test_torchrun_that_is_stopped_goes_on_from_that_step(tmp_path: Path, stop: signal.Signals, parallel: str) -> None:
+    changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": LONG}
+    with house(tmp_path / "undisturbed", **changes) as found:
+        found.share(parallel)
+        undisturbed = found.done(2)
+    with house(tmp_path / "stopped", **changes) as found:
+        found.share(parallel)
+        process = torchrun(found)
+        found.until(60, 3 * LONGEST)
+        process.send_signal(stop)
+        out, said = process.communicate(timeout=LONGEST)
+        state, kept = found.served.aggregator.state, newest(found.folder / "out" / "checkpoints")
+        assert said.count("error: ") == said.count(f"error: stopped by {stop.name} [stopped]") == 1, said
+        assert f"alpha: stopped after step {state.steps}; start it again to continue" in out
+        assert kept is not None
+        assert round_of(kept) == state.round
+        assert not found.served.aggregator.recorder.progress.problems
+        process = torchrun(found)
+        out, said = process.communicate(timeout=3 * LONGEST)
+        assert process.returncode == 0, said
+        assert weights_sha256(found.weights()) == weights_sha256(undisturbed)
+
+
 @pytest.mark.exhaustive
 def test_torchrun_ends_with_the_rank_that_is_killed_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": LONG}
     with house(tmp_path / "undisturbed", **changes) as found:
         undisturbed = found.done(2)
     with house(tmp_path / "killed", **changes) as found:
-        words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rankdad", "site")
-        command = [sys.executable, *words, str(found.folder / "alpha.json")]
-
-        def torchrun() -> subprocess.Popen[str]:
-            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-        process = torchrun()
+        process = torchrun(found)
         found.until(60)
         os.kill(ranks_of(process.pid)["1"], signal.SIGKILL)
         _, said = process.communicate(timeout=40)
         assert process.returncode
         assert said.count("error: ") == said.count("error: rank 1 of 0 to 1 no longer answers") == 1, said
         assert not found.served.aggregator.recorder.progress.problems
-        process = torchrun()
+        process = torchrun(found)
         found.until(80)
         for pid in (process.pid, *ranks_of(process.pid).values()):
             os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=20)
-        process = torchrun()
+        process = torchrun(found)
         out, said = process.communicate(timeout=2 * LONGEST)
         assert process.returncode == 0, said
         assert out.count("alpha: done after 24 epochs") == 1

@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 
 from rankdad.common.collectives import all_gather_bytes
 from rankdad.common.errors import SpecError, UserError
@@ -25,6 +27,7 @@ from rankdad.local.ranks.group import LostRankError, RankError, Ranks
 from rankdad.local.ranks.pipeline import check_stages
 from rankdad.local.ranks.sharing import check_mesh, check_model, pooled
 from rankdad.local.ranks.tensor import pairs
+from rankdad.local.shutdown_signals import ShutdownError, ShutdownSignals
 from tests.conftest import run_spec, site_config
 from tests.ports import free_port
 from tests.ranks import run_ranks
@@ -162,11 +165,20 @@ def test_a_rank_that_finds_no_other_says_what_to_look_at(
     assert time.monotonic() - begun < 30
 
 
-def answer_of(function: Callable[[int, int, Any], None]) -> Any:
-    """Return what the first of two ranks to say something says."""
+def at_one(function: Callable[[int, Any], None], variables: dict[str, str], answers: Any) -> None:
+    os.environ.update(variables)
+    function(int(variables["RANK"]), answers)
+
+
+def answer_of(function: Callable[[int, Any], None]) -> Any:
+    """Return what the first of two ranks to say something says; as with torchrun, the store outlives them."""
     port = free_port()
+    store = TCPStore("127.0.0.1", port, None, is_master=True, wait_for_workers=False)
+    agent = {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     answers = CONTEXT.Queue()
-    ranks = [CONTEXT.Process(target=function, args=(rank, port, answers)) for rank in range(2)]
+    ranks = [
+        CONTEXT.Process(target=at_one, args=(function, torchrun(rank, port) | agent, answers)) for rank in range(2)
+    ]
     for rank in ranks:
         rank.start()
     try:
@@ -175,10 +187,10 @@ def answer_of(function: Callable[[int, int, Any], None]) -> Any:
         for rank in ranks:
             rank.kill()
             rank.join()
+        del store
 
 
-def stands_still(rank: int, port: int, answers: Any) -> None:
-    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+def stands_still(rank: int, answers: Any) -> None:
     ranks = Ranks(in_step=timedelta(seconds=2))
     ranks.connect()
     if rank:
@@ -190,8 +202,7 @@ def stands_still(rank: int, port: int, answers: Any) -> None:
         answers.put(str(error))
 
 
-def cannot_go_on(rank: int, port: int, answers: Any) -> None:
-    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+def cannot_go_on(rank: int, answers: Any) -> None:
     ranks = Ranks()
     held = torch.distributed.group.WORLD  # as what is sharded does
     if rank:
@@ -212,8 +223,7 @@ def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group(
     assert seconds < 8, "not only when its process has ended"
 
 
-def waits_elsewhere(rank: int, port: int, answers: Any) -> None:
-    os.environ.update(torchrun(rank, port) | {"LOCAL_WORLD_SIZE": "2"})
+def waits_elsewhere(rank: int, answers: Any) -> None:
     ranks = Ranks()
     if rank:
         with suppress(SystemExit), ranks:
@@ -230,6 +240,36 @@ def waits_elsewhere(rank: int, port: int, answers: Any) -> None:
 
 def test_a_rank_that_cannot_go_on_is_heard_by_rank_0_while_that_waits_for_other_sites() -> None:
     assert answer_of(waits_elsewhere) == ("rank 1: has no data", "no-data")
+
+
+def stops(rank: int, answers: Any, *, at_once: bool = False, dies: bool = False) -> None:
+    """Rank 0 is stopped, while rank 1 waits for it, computes for long, or has died."""
+    ranks = Ranks()
+    try:
+        with ranks, ShutdownSignals(ranks.look, ranks.leave) if not rank else nullcontext():
+            all_gather_bytes(b"")
+            if rank:
+                if dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.0 if at_once else 6.0)
+                all_gather_bytes(b"")
+            time.sleep(0.5)
+            for number in (signal.SIGTERM, signal.SIGINT)[: 1 + at_once]:
+                os.kill(os.getpid(), number)  # the second ends the process
+            time.sleep(0.01)
+            raise ShutdownError(signal.SIGTERM)
+    except BaseException as error:
+        answers.put((rank, type(error)))
+        time.sleep(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [({}, (0, ShutdownError)), ({"at_once": True}, (1, SystemExit)), ({"dies": True}, (0, LostRankError))],
+)
+def test_a_rank_that_stops_is_not_lost_and_does_not_call_others_so(how: dict[str, bool], expected: object) -> None:
+    assert answer_of(partial(stops, **how)) == expected
 
 
 ENDS = """

@@ -118,14 +118,9 @@ class SignalAfter(ShutdownSignals):
         super().__init__()
         self._steps = steps
 
-    def between_steps(self) -> None:
+    def between_steps(self) -> int:
         self._steps -= 1
-        super().between_steps()
-
-    @property
-    def received(self) -> bool:
-        self._number = signal.SIGTERM if self._steps < 1 else 0
-        return super().received
+        return signal.SIGTERM if self._steps < 0 else 0
 
 
 def site(tmp_path: Path, served: Served) -> SiteConfig:

@@ -68,6 +68,30 @@ def test_the_live_view_shows_progress_quality_traffic_time_and_whom_it_waits_for
         assert part in text, part
 
 
+STEPS, TESTS = [1.0] * 8 + [3.0] * 2, [20.0]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "left"),
+    [
+        ({"STEP/0": STEPS}, 42.0),
+        ({"STEP/0": STEPS[:9] + [3600.0]}, 30 * 11 / 9),
+        ({"STEP/0": [3600.0, *STEPS[1:]]}, 30 * 13 / 9),
+        ({"STEP/0": STEPS, "EVALUATION/0": TESTS}, 102.0),
+        ({"STEP/0": STEPS, "EVALUATION/0": [3600.0, 20.0]}, 162.0),
+        ({"STEP/0": STEPS, "STEP/1": [0.01] * 10}, 42.3),
+        ({"STEP/0": [0.01] * 30 + [2.0] * 50}, 60.0),
+        ({}, 6.0),
+    ],
+)
+def test_the_time_left_does_not_count_an_outage(rounds: dict[str, list[float]], left: float) -> None:
+    progress = running()
+    for kind, seconds in rounds.items():
+        for one in seconds:
+            progress.note_round(kind, one)
+    assert RunFigures.of(progress).seconds_left == pytest.approx(left)
+
+
 def test_no_epochs_are_promised_of_a_run_that_may_have_none() -> None:
     for method, told in (("dsgd", True), ("exact or dsgd", False), ("exact", False)):
         said = shown(begun(method, ("alpha", "beta")), Waiting(), terminal=False)
