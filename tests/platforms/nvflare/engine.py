@@ -186,6 +186,7 @@ class Engine:
 
     def _client(self, site: str) -> None:
         while (task := self.tasks[site].get()) is not None:
+            self.controller.communicator.client_is_active(site, "getTask", self.contexts["server"])
             with self.one:
                 result = self.executors[site].execute(task.name, task.data, self.contexts[site], self.signal)
             self.codes.append(result.code)
