@@ -81,7 +81,7 @@ def test_from_the_engine_s_quick_start_to_a_run(tmp_path: Path, page: str, headi
         Poc(tmp_path).stop() if page == "nvflare" else _end(tmp_path)
     assert done.returncode == 0, said.read_text()[-5000:]
     (directory,) = (tmp_path / "settings" / "runs").iterdir()
-    simulated = tmp_path / re.search(r"simulate .*--output (\w+)", script)[1]
+    simulated = tmp_path / re.findall(r"simulate .*--output (\w+)", script)[0]
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (directory, simulated)]
     assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
     assert (tmp_path / "settings" / "out" / "hospital-a" / "runs").is_dir()
