@@ -85,7 +85,7 @@ def test_patients_are_counted_and_repeats_add_no_samples(tmp_path: Path, capsys:
     assert "120 patients, " in said
     assert "over patients" in said
     assert "group" not in said
-    assert "predicted class (columns). Each row of data counts once a repeat: 2 times." in report(run)
+    assert "Each row of data counts once a repeat: 2 times." in report(run)
     assert "once a repeat" not in report(tmp_path / "once" / "run")
     assert rows_tested(results) == f"120 patients, {twice['metrics']['test']['samples']} rows"
     risks = results.risks_of(1)
