@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +47,7 @@ class Deployment:
             "PYTHONPATH": str(ROOT),
             "RANKDAD_FLOWER": str(folder / "settings"),
             "TMPDIR": str(folder / "tmp"),
+            "RAY_TMPDIR": tempfile.gettempdir(),  # a socket's path has at most 107 bytes
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
