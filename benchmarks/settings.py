@@ -186,7 +186,7 @@ def _rank(place: int, places: int, port: int, kind: str, steps: int, seed: int, 
         batches = _batches(kind, torch.Generator().manual_seed(1000 * seed + place))
         for number, (x, y) in zip(range(steps), batches, strict=False):
             for way in found:
-                torch.manual_seed((1 + seed) * 10**6 + 2 * number + place)  # the same dropout in all ways
+                torch.manual_seed((1 + seed) * 10**6 + places * number + place)  # the same dropout in all ways
                 way.step(x, y)
         answers.put([(way.name, way.losses, way.seconds, way.sent) for way in found])
         del found

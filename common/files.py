@@ -26,6 +26,7 @@ OF_THE_DISK = {  # what of a disk a person can mend, by the number of the error
     errno.EPERM: "let this user write there",
     errno.EIO: "look whether the disk is failing",
 }
+DESCRIPTORS = (Path("/proc/self/fd"), Path("/dev/fd"))  # of Linux, of macOS: links to this process's open files
 AGAIN = "make space there, or let this user write there, and start the same command again"
 READABLE = "secret-readable"  # the code of a warning
 LOCK = "lock"  # in a folder that one process at a time writes into: whose it is
@@ -139,16 +140,21 @@ def open_file(path: Path) -> BufferedReader:
     Raises:
         OSError: it cannot be read, or is no file.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
+    file = open(path, "rb", opener=None if os.name == "nt" else _at_once)  # noqa: SIM115  # the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise OSError(errno.EINVAL, "not a file", str(path))
-    return os.fdopen(number, "rb")
+    return file
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def link_to(file: BinaryIO) -> Path:
-    """Return a path of an open file, for libraries that open a path."""
-    return Path(f"/proc/self/fd/{file.fileno()}")
+    """Return a path of an open file, for libraries that open a path: its own where a system has no other."""
+    folder = next((folder for folder in DESCRIPTORS if folder.is_dir()), None)
+    return Path(file.name) if folder is None else folder / str(file.fileno())
 
 
 def write_json(path: Path, document: object, *, private: bool = False) -> None:

@@ -9,8 +9,11 @@ from errno import EDQUOT, ENOSPC, EROFS
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
+from rankdad.common import files
 from rankdad.common.data import npz
 from rankdad.common.data.tokens import encoder_of
 from rankdad.common.errors import DataError, UserError
@@ -162,3 +165,11 @@ def test_nothing_is_opened_that_blocks_or_never_ends(
     make(tmp_path / "file.csv")
     with pytest.raises((OSError, DataError)):
         read(tmp_path / "file.csv")
+
+
+def test_tensors_are_read_where_open_files_have_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows; macOS has them in another folder than Linux."""
+    save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
+    for folders in ((tmp_path / "none",), (Path("/dev/fd"),)):
+        monkeypatch.setattr(files, "DESCRIPTORS", folders)
+        assert read_tensors(tmp_path / "x.safetensors")[1]["x"].tolist() == [1, 1]
