@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sqlite3
 import struct
@@ -14,13 +15,13 @@ from pathlib import Path
 from rankdad.common.errors import UserError, one_line, visible
 from rankdad.common.files import cannot_write, check_writable, give_to_owner, make_folder, sync_path
 from rankdad.common.privacy.parts import Secret
-from rankdad.local.privacy import witness
+from rankdad.local.privacy import checksum, witness
 from rankdad.local.privacy.witness import Witness
 
 FILE = "disclosures.sqlite"
-VERSION = 8
+VERSION = 9
 SECRET = 32  # bytes
-DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last of a damaged schema
 TABLES = """
 CREATE TABLE site (name TEXT NOT NULL, secret BLOB NOT NULL, named_by TEXT);
 CREATE TABLE patients (name TEXT PRIMARY KEY, part INTEGER NOT NULL) WITHOUT ROWID;
@@ -73,6 +74,7 @@ CREATE TABLE asked (
     at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))
 ) WITHOUT ROWID;
 """
+NAMES = tuple(re.findall(r"CREATE TABLE (\w+)", TABLES))
 
 
 class LogFile:
@@ -131,18 +133,20 @@ class LogFile:
         try:
             if not self._path.exists():
                 self._begin()
-            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", timeout=30, uri=True)) as log:
+            place = f"{self._path.absolute().as_uri()}?mode=rw"
+            with self.reading(), closing(sqlite3.connect(place, timeout=30, uri=True)) as log:
                 log.isolation_level = None
                 log.execute("PRAGMA synchronous = FULL")
                 log.execute("PRAGMA trusted_schema = OFF")
+                log.text_factory = bytes.decode  # a `ValueError` if it is not UTF-8
                 with _transaction(log):
                     secret = self._opened(log)
                     if not self._is_whole:
                         self._check_pages(log)
                         self._is_whole = True
                     self._check_newest(log, secret)
-                    with self.reading():
-                        yield log, secret
+                    checksum.watch(log, NAMES)
+                    yield log, secret
                 if log.total_changes and self._results:
                     with _transaction(log):  # waits for other runs
                         witness.write(self._results, _witness(log, secret))
@@ -171,12 +175,16 @@ class LogFile:
         (version,) = log.execute("PRAGMA user_version").fetchone()
         if not version:
             raise self._damaged("it is empty")
-        if version != VERSION:
+        if version == VERSION - 1:  # without a checksum
+            log.execute(checksum.SCHEMA)
+            checksum.begin(log, NAMES)
+            log.execute(f"PRAGMA user_version = {VERSION}")
+        elif version != VERSION:
             raise self._error(
                 f"is of version {version}, expected {VERSION}: use the rankdad that wrote it", "log-version"
             )
         with closing(sqlite3.connect(":memory:")) as ours:
-            ours.executescript(TABLES)
+            ours.executescript(TABLES + checksum.SCHEMA)
             if _schema(log) != _schema(ours):
                 raise self._damaged("its tables are wrong")
         found = log.execute("SELECT name, secret FROM site").fetchall()
@@ -191,9 +199,11 @@ class LogFile:
         return Secret(secret)
 
     def _check_pages(self, log: sqlite3.Connection) -> None:
-        """Check what SQLite can know: a flipped bit of its header may shift all values of a row."""
+        """Check all pages and rows: a flipped bit of a header may shift the values of a row, others change one."""
         if log.execute("PRAGMA quick_check").fetchall() != [("ok",)]:
             raise self._damaged("its pages are inconsistent")
+        if not checksum.holds(log, NAMES):
+            raise self._damaged("its rows are not those that were written")
 
     def _check_newest(self, log: sqlite3.Connection, secret: Secret) -> None:
         """Check that the log knows everything that its witnesses know."""
@@ -214,11 +224,13 @@ class LogFile:
         if not content:  # SQLite cannot open an empty image
             raise self._damaged("it is empty")
         try:
-            with closing(sqlite3.connect(":memory:")) as log:
+            with self.reading(), closing(sqlite3.connect(":memory:")) as log:
                 log.execute("PRAGMA trusted_schema = OFF")
+                log.text_factory = bytes.decode
                 log.deserialize(content)
+                secret = self._opened(log)
                 self._check_pages(log)
-                self._check_newest(log, self._opened(log))
+                self._check_newest(log, secret)
         except sqlite3.Error as error:
             raise self._damaged(str(error)) from None
 
@@ -306,9 +318,10 @@ def _witness(log: sqlite3.Connection, secret: Secret) -> Witness:
 def _new(site: str, secret: bytes) -> bytes:
     """Return the bytes of a new log."""
     with closing(sqlite3.connect(":memory:")) as log:
-        log.executescript(TABLES)
+        log.executescript(TABLES + checksum.SCHEMA)
         log.execute(f"PRAGMA user_version = {VERSION}")
         log.execute("INSERT INTO site VALUES (?, ?, NULL)", [site, secret])
+        checksum.begin(log, NAMES)
         log.commit()
         return log.serialize()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sqlite3
 import stat
@@ -169,6 +170,48 @@ def test_a_log_that_is_not_whole_or_not_this_sites_lets_nothing_out(tmp_path: Pa
         parts(tmp_path, "second", FORTY, site="beta" if case == "another-site" else "alpha")
     assert (raised.value.code, raised.value.field) == (code, "privacy")
     assert before is None or (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_is_named_or_changes_nothing(tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        parts(tmp_path, run, FORTY)
+        DisclosureLog(tmp_path, "alpha").tell(run, dict.fromkeys(FORTY, 0.1), dict.fromkeys(FORTY, 0.0), 1.0, anew=True)
+        DisclosureLog(tmp_path, "alpha").note_place(run, b"sketch", 3, b"", "[]")
+        DisclosureLog(tmp_path, "alpha").begin(run, "spec")
+    DisclosureLog(tmp_path, "alpha").withdraw(["p3"])
+    whole, expected, drawn = (tmp_path / FILE).read_bytes(), rows(tmp_path), random.Random(0)
+    for _ in range(100):
+        content, place = bytearray(whole), drawn.randrange(len(whole))
+        content[place] ^= 1 << drawn.randrange(8)
+        (tmp_path / FILE).write_bytes(content)
+        code = read(tmp_path)
+        assert code in ("log-unusable", "log-version") or (code == "" and rows(tmp_path) == expected), place
+
+
+def test_a_log_without_checksum_gets_one(tmp_path: Path) -> None:
+    parts(tmp_path, "first", FORTY)
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.executescript(f"DROP TABLE checksum; PRAGMA user_version = {VERSION - 1}")
+    assert parts(tmp_path, "first", FORTY) == parts(tmp_path, "first", FORTY)
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
+        connection.execute("UPDATE used SET part = part + 1 WHERE patient = (SELECT min(patient) FROM used)")
+    assert read(tmp_path) == "log-unusable"
+
+
+def read(folder: Path) -> str:
+    """Read a log; return the code of the error, if any."""
+    try:
+        DisclosureLog(folder, "alpha").runs()
+    except UserError as error:
+        return error.code
+    return ""
+
+
+def rows(folder: Path) -> list[object]:
+    with closing(sqlite3.connect(folder / FILE)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return [connection.execute(f"SELECT * FROM {table}").fetchall() for table in sorted(tables)]
 
 
 def test_a_value_that_cannot_be_read_names_the_log(tmp_path: Path) -> None:
