@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,11 +18,13 @@ from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
-BESIDE = ("", "-wal", "-shm", ".lock")  # suffixes of the files of a database
+BESIDE = ("", "-wal", "-shm", ".lock", ".copy")  # suffixes of the files of a database
 PAGE = 16384  # bytes; bodies are large: half as many writes take two thirds of the time
 CACHE = 256  # KiB of pages in memory: SQLite's default scattered them and cost 1 KB more a step
 JOURNAL_PAGES = 500  # pages in the write-ahead log before SQLite moves them into the file
+WITHOUT_ROWS = re.compile(r"in database main|free space corruption|ptr ?map|[Ff]reelist|never used")  # of quick_check
 PATIENCE = 30  # seconds to wait for other processes' locks and readers
+_log = logging.getLogger(__name__)
 
 
 class RunFile(RunReader):
@@ -58,15 +62,14 @@ class RunFile(RunReader):
             self._take_lock()
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # it may contain gradients, or data
-            self._inode = _inode(path)
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
+            self._connect()
             is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or without tables after a crash
             if not is_new:
                 self._check_beginning(plan_sha256)  # before writing
+                if not self._is_whole():
+                    self._rewrite()
             self._prepare(plan_sha256 or "", run_id, is_new=is_new, sync=sync)
             self._check_beginning(plan_sha256)
-            self._check_structure()
             self._version = self._number("PRAGMA data_version", 0)
         except OSError as error:
             self.close()
@@ -103,18 +106,50 @@ class RunFile(RunReader):
         except BROKEN as error:
             raise self._failed(error) from None
 
-    def _check_structure(self) -> None:
+    def _connect(self) -> None:
+        self._inode = _inode(self.path)
+        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        self._db.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
+
+    def _is_whole(self) -> bool:
         """Check everything but the bodies of contributions and updates, before writing makes damage worse.
 
+        Returns:
+            Whether all pages are consistent; if not, all rows are there.
+
         Raises:
-            DamageError: something is damaged.
+            DamageError: a row is damaged or missing; names its round, if one can be told.
         """
-        for (text,) in self._rows("PRAGMA quick_check(1)"):
-            if text != "ok":
-                raise DamageError(self.path, f"is damaged ({visible(str(text))}); {LEFT}")
-        for name in TABLE_NAMES:
-            for _ in self.table(name):
-                pass
+        try:
+            found = [line for (text,) in self._rows("PRAGMA quick_check") for line in str(text).splitlines()]
+        except DamageError as error:
+            found = [str(error)]
+        if found == ["ok"]:
+            for name in TABLE_NAMES:
+                for _ in self.table(name):
+                    pass
+            return True
+        damaged = [*self.damaged_rows()]
+        if damaged:
+            raise next((one for one in damaged if one.row is not None), damaged[0])
+        if not all(map(WITHOUT_ROWS.search, found)):
+            raise DamageError(self.path, f"is damaged ({visible(found[-1])}); {LEFT}")
+        _log.warning("%s: it had damage outside of its rows (%s) and was written anew", self.path, visible(found[-1]))
+        return False
+
+    def _rewrite(self) -> None:
+        """Replace the file by a copy with the same rows."""
+        copy = self.path.with_name(f"{self.path.name}.copy")
+        copy.unlink(missing_ok=True)
+        os.close(os.open(copy, os.O_CREAT | os.O_WRONLY, 0o600))
+        self._db.execute("VACUUM INTO ?", (str(copy),))
+        for _ in self._rows("PRAGMA wal_checkpoint(TRUNCATE)"):  # or SQLite would add the old journal to the new file
+            pass
+        self._db.close()
+        sync_path(copy)
+        copy.replace(self.path)
+        sync_path(self.path.parent)
+        self._connect()
 
     def _take_lock(self) -> None:
         if self._lock < 0:

@@ -12,7 +12,7 @@ counts the rows of the other tables, so that a missing row is noticed.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ TABLES = (
     "row TEXT NOT NULL, PRIMARY KEY (name, number)) WITHOUT ROWID",
 )
 PLACES = 1 << 20  # contributions in a round; a single integer key is faster for large rows
+MAX_ROUNDS = 1 << 20  # to look for one by one
 DISK_ERRORS = {  # and those of other processes; all others mean damage
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM),
@@ -182,7 +183,7 @@ class RunReader:
         whole_from = self.oldest_contribution if self.fact(RETENTION) is None else self.end
         rounds = "SELECT round FROM updates UNION SELECT place >> ? FROM contributions ORDER BY 1"
         oldest, due = self.oldest, max(since, self.oldest)
-        there = [round_ for (round_,) in self._rows(rounds, PLACES.bit_length() - 1) if round_ >= since]
+        there = [round_ for round_ in self._rounds(rounds, PLACES.bit_length() - 1) if round_ >= since]
         for round_ in there:
             update, sent = self._update(round_)
             if round_ > due or (update is None and oldest <= round_ < there[-1]):
@@ -199,7 +200,8 @@ class RunReader:
 
     def _contributions(self, round_: int) -> Iterator[Record]:
         ask = "SELECT place, entry, site, digest, body FROM contributions WHERE place >= ? AND place < ? ORDER BY place"
-        for place, entry, site, digest, body in self._rows(ask, *places_of(round_), of_round=round_):
+        unreadable = self._damaged("a contribution", round_)
+        for place, entry, site, digest, body in self._rows(ask, *places_of(round_), damage=lambda: unreadable):
             damage = self._damaged(f"contribution {place % PLACES}", round_)
             try:
                 whole = digest == digest_of(place, entry, site, body)
@@ -263,7 +265,11 @@ class RunReader:
             DamageError: one is damaged.
         """
         ask, count = "SELECT number, round, digest, row FROM cells WHERE name = ? ORDER BY number", 0
-        for number, round_, digest, row in self._rows(ask, name):
+
+        def unreadable() -> DamageError:
+            return DamageError(self.path, f"row {count} of {name} is damaged; {LEFT}", count)
+
+        for number, round_, digest, row in self._rows(ask, name, damage=unreadable):
             if digest != digest_of(name, number, round_, row) or number != count:
                 raise self._damaged(f"row {count} of {name}", round_)
             if before is not None and round_ >= before:
@@ -302,32 +308,49 @@ class RunReader:
                     yield f"{self.path}: {text}"
         except DamageError as error:
             yield str(error)
-            return
-        number = self.oldest
-        for (there,) in self._rows("SELECT round FROM updates ORDER BY round"):
-            if there != number:
-                yield str(self.lacks(Entry.UPDATE, number))
-            record, _ = self._update(there)
-            if record is not None and record.damage is not None:
-                yield str(record.damage)
-            number = there + 1
-        parts: list[Callable[[], Iterator[Any]]] = [lambda: self.records(self.oldest_contribution)]
+        yield from dict.fromkeys(map(str, self.damaged_rows()))
+
+    def damaged_rows(self) -> Iterator[DamageError]:
+        """Yield an error for every damaged or missing row that can be told from the others."""
+        parts: list[Callable[[], Iterator[Any]]] = [
+            self._all_updates,
+            lambda: self.records(self.oldest_contribution),
+            lambda: (self.fact(name) for (name,) in self._rows("SELECT name FROM facts")),
+        ]
         parts += [lambda name=name: self.table(name) for name in TABLE_NAMES]  # type: ignore[misc]
         for part in parts:
             try:
-                yield from (str(one.damage) for one in part() if isinstance(one, Record) and one.damage is not None)
+                yield from (one.damage for one in part() if isinstance(one, Record) and one.damage is not None)
             except DamageError as error:
-                yield str(error)
+                yield error
 
-    def _rows(self, ask: str, *values: object, of_round: int | None = None) -> Iterator[tuple[Any, ...]]:
+    def _all_updates(self) -> Iterator[Record]:
+        """Yield all updates, and a damaged one in place of each that is missing."""
+        number = self.oldest
+        for there in self._rounds("SELECT round FROM updates ORDER BY round"):
+            if there != number:
+                yield Record(Entry.UPDATE, number, damage=self.lacks(Entry.UPDATE, number))
+            record, _ = self._update(there)
+            if record is not None:
+                yield record
+            number = there + 1
+
+    def _rounds(self, ask: str, *values: object) -> Sequence[int]:
+        """Return the rounds of a query; all that there may be if a page of it cannot be read."""
+        try:
+            return [round_ for (round_,) in self._rows(ask, *values)]
+        except DamageError:
+            return range(self.oldest, min(self.end, self.oldest + MAX_ROUNDS))
+
+    def _rows(
+        self, ask: str, *values: object, damage: Callable[[], DamageError] | None = None
+    ) -> Iterator[tuple[Any, ...]]:
         try:
             with closing(self._db.execute(ask, values)) as found:
                 yield from found
         except BROKEN as error:
             failed = self._failed(error)
-            if of_round is not None and isinstance(failed, DamageError):
-                failed = self._damaged("a contribution", of_round)
-            raise failed from None
+            raise (damage() if damage is not None and isinstance(failed, DamageError) else failed) from None
 
     def _number(self, ask: str, otherwise: int, *values: object) -> int:
         ((found,),) = self._rows(ask, *values)

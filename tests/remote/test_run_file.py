@@ -15,7 +15,7 @@ from rankdad.common.errors import UserError
 from rankdad.remote import run_file
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.retention import ending, is_whole
-from rankdad.remote.run_file import RunFile
+from rankdad.remote.run_file import PAGE, RunFile
 from rankdad.remote.run_reader import FILE, RunReader
 from rankdad.remote.tables import rows_of, write_tables
 
@@ -176,6 +176,19 @@ def test_all_that_is_damaged_or_missing_is_listed(tmp_path: Path) -> None:
     assert any("the update of round 4 is missing" in fault for fault in faults)
 
 
+def test_a_damaged_page_is_named_by_its_round_or_written_anew(tmp_path: Path) -> None:
+    write(tmp_path)
+    whole, known, found = (tmp_path / FILE).read_bytes(), contents(tmp_path), set[object]()
+    for at in (PAGE + 3, *range(6 * PAGE, len(whole), PAGE)):  # the map of pages, and the kinds of those with rows
+        (tmp_path / FILE).write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        try:
+            opened(tmp_path).close()
+            found.add(contents(tmp_path) == known)
+        except DamageError as error:
+            found.add(error.row is not None)
+    assert found == {True}
+
+
 @pytest.mark.slow
 def test_what_sites_have_sent_is_in_no_file_once_it_is_deleted(tmp_path: Path) -> None:
     write(tmp_path, 100)
@@ -330,7 +343,11 @@ def test_a_file_that_cannot_be_opened_is_a_sentence(tmp_path: Path, open_file: A
 def test_rounds_far_apart_are_not_gone_through_one_by_one(tmp_path: Path) -> None:
     write(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
-        database.execute("UPDATE updates SET round = round + (1 << 40)")
+        values = (1 << 62, 0, "{}")
+        database.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, b""), b""))
+        with closing(RunReader(tmp_path / FILE)) as file:
+            assert sum("the update of round 10 is missing" in fault for fault in file.faults()) >= 1
+        database.execute("UPDATE updates SET round = round + (1 << 40) WHERE round < 10")
     with closing(RunReader(tmp_path / FILE)) as file:
         assert len([*file.faults()]) >= 10
 
@@ -381,12 +398,3 @@ def test_rows_that_are_anybodys_are_damage(tmp_path: Path, row: str) -> None:
         database.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, row), row))
     with closing(RunReader(tmp_path / FILE)) as file, pytest.raises(DamageError):
         [*file.table("steps")]
-
-
-def test_a_round_far_away_is_one_gap(tmp_path: Path) -> None:
-    write(tmp_path)
-    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
-        values = (1 << 62, 0, "{}")
-        database.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, b""), b""))
-    with closing(RunReader(tmp_path / FILE)) as file:
-        assert sum("the update of round 10 is missing" in fault for fault in file.faults()) >= 1
