@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 PAPERS = "is no longer part of rankdad: add benchmarks/plugins of a checkout to PYTHONPATH to run it"
+CONVERT = "was removed: convert the data with python -m benchmarks ts"
 TRANSFORMS = (  # of MONAI
     *("RandAffine", "Rand3DElastic", "RandZoom", "RandGaussianSmooth", "RandGaussianSharpen", "RandAdjustContrast"),
     *("RandBiasField", "RandRicianNoise", "RandGibbsNoise", "RandHistogramShift", "RandCoarseDropout"),
@@ -12,12 +13,12 @@ TRANSFORMS = (  # of MONAI
 )
 # By the last two names of a field, and by its value if other values are still valid.
 GONE: dict[tuple[str, str | None], str] = {
-    ("data.reader", "ts"): "convert it with python -m benchmarks ts, and read it as npz; for tables use series",
-    ("simulation.source", "uea"): "convert it with python -m benchmarks ts, and use the source npz",
+    ("data.reader", "ts"): f"ts {CONVERT}, and read it as npz; for tables use series",
+    ("simulation.source", "uea"): f"uea {CONVERT}, and use the source npz",
     ("loading.disk_mib", None): "the cache on disk was removed: leave it out, and read ahead (loading.workers)",
-    ("method.name", "top-rows"): f"{PAPERS}; expected dsgd, dad, edad, rank-dad, powersgd or top-k",
-    ("method.preset", "authors"): f'{PAPERS}, {{"name": "authors"}}; expected converged, or no preset',
-    ("method.reducer", "published"): f'{PAPERS}, {{"name": "authors"}}; expected spi, block, exact or auto',
+    ("method.name", "top-rows"): f"top-rows {PAPERS}; expected dsgd, dad, edad, rank-dad, powersgd or top-k",
+    ("method.preset", "authors"): f'authors {PAPERS}, {{"name": "authors"}}; expected converged, or no preset',
+    ("method.reducer", "published"): f'published {PAPERS}, {{"name": "authors"}}; expected spi, block, exact or auto',
     ("method.buckets", None): "a step is one message: leave it out",
     ("method.exchanges", None): "all gradients are in one message: leave it out",
     ("training.autocast", "float16"): "float16 and its loss scale were removed: use bfloat16",

@@ -294,8 +294,11 @@ class Division:
     def hold(self) -> None:
         """Let the next passes leave gathered parameters' gradients in `.grad`, as they are.
 
-        A `reduce_dtype` would move them elsewhere, and the first forward pass sets it.
+        A `reduce_dtype` would move them elsewhere, and the first forward pass sets it. Loops that accumulate gradients
+        ask for an exchange in the last of several passes.
         """
+        for block in self._blocks:
+            block.set_requires_gradient_sync(False, recurse=False)
         for each in self._managed:
             if each.reduce_dtype is not None:
                 self._reduced_in[each], each.reduce_dtype = each.reduce_dtype, None

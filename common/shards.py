@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ def _reader(folder: Path) -> Iterator[Any]:
 
         def ls(_: str) -> list[str]:
             links = Path(files.enter_context(tempfile.TemporaryDirectory()))
+            if not folder.is_dir():
+                raise FileNotFoundError(ENOENT, "there is no such folder", str(folder))
             for path in folder.glob("*.safetensors"):
                 (links / path.name).symlink_to(link_to(files.enter_context(open_file(path))))
             return list(map(str, links.iterdir()))

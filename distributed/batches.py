@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class Batches:
     def __init__(self, model: nn.Module, routes: tuple[Route, ...], division: Division, *, reduced: bool) -> None:
         self._model, self._reduced = model, reduced
         self._large = set[str]()  # names of layers that are no longer captured
+        self._in_function = False
         self.follow(routes, division)
         self._capture = self._captured()
         self.clear()
@@ -54,7 +56,13 @@ class Batches:
         self._capture.begin()
         self._set_grads(kept)
         self._held: dict[str, Tensor | None] = {}  # sums of dense gradients
-        self.weight, self._unit = 0.0, 1.0
+        self._by_function: dict[str, Tensor] = {}  # those of captured weights that functions' passes have left
+        self.weight, self._unit, self._sums = 0.0, 1.0, False
+
+    @property
+    def captured(self) -> Collection[str]:
+        """Names of the weights whose factors the next batch yields."""
+        return self._capture.biases.keys() - self._large
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -104,20 +112,29 @@ class Batches:
         self.weight += weight
 
     def run(self, passes: Callable[[], object], weight: float, *, sums: bool = False) -> None:
-        """Add the gradients that a function's passes leave in `.grad`, without changing `.grad`; see `add`.
+        """Add the gradients that a function's passes leave in `.grad`; see `add`.
+
+        `.grad` does not change, unless the function calls `zero_grad`.
 
         Raises:
-            UserError: the function has exchanged gradients that `fully_shard` has gathered.
+            UserError: the function has exchanged gradients that `fully_shard` has gathered, or taken a step.
         """
         times = self._begun(weight, sums=sums)
         gathered = {name: part.own for name, part in self._division.parts.items() if part.own is not part.whole}
         before = {name: own.grad for name, own in gathered.items()}
-        kept = self._grads()
-        self._set_grads({})
+        kept, versions = self._grads(), self._versions()
+        # Zeros in place of each: `zero_grad` within the function takes them away.
+        zeros = {n: None if g is None or g.is_sparse else torch.zeros_like(g) for n, g in kept.items()}
+        unused = {name: None if zero is None else zero._version for name, zero in zeros.items()}
+        self._set_grads(zeros)
+        self._in_function = True
         try:
             passes()
             found = self._grads()
+            self._check_unmoved(versions)
+            kept |= {n: None for n, zero in zeros.items() if zero is not None and _is_replaced(zero, found[n])}
         finally:
+            self._in_function = False
             self._set_grads(kept)
         for name, own in gathered.items():
             if own.grad is not before[name]:
@@ -126,16 +143,28 @@ class Batches:
                 )
                 raise UserError(problem, code="exchanged-in-passes", field=name)
         for name, gradient in found.items():
-            if gradient is not None and times:
-                held, scaled = self._held.get(name), gradient * times
-                self._held[name] = scaled if held is None else held + scaled
+            if gradient is not None and times and not (gradient is zeros[name] and gradient._version == unused[name]):
+                sums_of: dict[str, Any] = self._by_function if name in self._capture.biases else self._held
+                held, scaled = sums_of.get(name), gradient.detach() * times
+                sums_of[name] = scaled if held is None else held + scaled
         self.weight += weight
 
     def _begun(self, weight: float, *, sums: bool) -> float:
-        """Return the number to multiply a batch's gradient by; a single batch is not scaled."""
+        """Return the number to multiply a batch's gradient by; a single batch is not scaled.
+
+        Raises:
+            UserError: one batch has the sum of its losses, and an earlier one the mean, or the other way round; or a
+                function's passes are under way.
+        """
+        if self._in_function:
+            problem = "backward was called within the function that it was given: call loss.backward() there"
+            raise UserError(problem, code="backward-in-function", field="loss")
         self._division.hold()
         if not self.weight:
-            self._unit = 1.0 if sums else weight or 1.0
+            self._unit, self._sums = 1.0 if sums else weight or 1.0, sums
+        elif weight and sums != self._sums:
+            problem = "total: batches of one exchange mix sums and means: pass it for all of them, or for none"
+            raise UserError(problem, code="sums-and-means", field="total")
         return float(bool(weight)) if sums else weight / self._unit
 
     def _versions(self) -> list[int]:
@@ -168,8 +197,10 @@ class Batches:
         names = {name for route in self._routes for name in route.names}
         kept = self._grads()
         self._set_grads(self._held)
-        factors, dense = self._gradients(names) if self.weight else ({}, {})
-        self._set_grads(kept)
+        try:
+            factors, dense = self._gradients(names) if self.weight else ({}, {})
+        finally:
+            self._set_grads(kept)
         times = self._times(scale)
         payload = tuple(_placed(value, times, like) for value in gather(self._routes, factors, dense, like))
         return payload, frozenset(factors.keys() | dense.keys())
@@ -189,6 +220,10 @@ class Batches:
                     self._large.add(route.name)
             elif parts:
                 factors[route.name] = concatenate(parts)
+        for name, gradient in self._by_function.items():
+            own = factors.pop(name).gradient() if name in factors else dense.get(name)
+            added = local_gradient(gradient, self._parameters[name])
+            dense[name] = added if own is None else own + added
         return factors, dense
 
     def sparse(self, names: Collection[str], like: Tensor, scale: float) -> dict[str, Tensor]:
@@ -216,6 +251,11 @@ class Batches:
         for name, parameter in self._parameters.items():
             gradient = gradients.get(name)  # a changed shape is refused later
             parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
+
+
+def _is_replaced(zero: Tensor, gradient: Tensor | None) -> bool:
+    """Return whether `zero_grad` has taken away the zeros of a `.grad`; `create_graph` adds to them, out of place."""
+    return gradient is not zero and not (gradient is not None and gradient.requires_grad)
 
 
 def _placed(value: Matrix, times: float, like: Tensor) -> Matrix:

@@ -333,7 +333,7 @@ class LowRankState:
         self._begin()
         sparse = sparse_parameters(self._model)
         routes = tuple(route for name, route in self._routes.items() if name not in sparse)
-        return travels(self._model, routes, self._method.wire, sparse, captured=False)
+        return travels(self._model, routes, self._method.wire, sparse)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: residuals, directions and the number of steps.

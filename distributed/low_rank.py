@@ -39,7 +39,7 @@ from rankdad.distributed.options import (
 )
 from rankdad.distributed.portable import Seat, read, write
 from rankdad.distributed.sparse_rows import add_sparse, infinite_row, shared, summed
-from rankdad.distributed.watching import PlainBackward, Watch
+from rankdad.distributed.watching import Outer, PlainBackward, Watch
 
 FEEDBACK = {True: "both", False: "none"}
 
@@ -103,8 +103,7 @@ class LowRank:
         check_group(None)
         self._given, self._groups = group, groups_of(model, group)
         check_group(self._groups.data)
-        self._model, self._precision = model, precision_of(model)
-        self._gather_up_to = gather_up_to
+        self._model, self._precision, self._gather_up_to = model, precision_of(model), gather_up_to
         self._options: dict[str, object] = {
             "rank": rank,
             "feedback": feedback_of(feedback, FEEDBACK),
@@ -118,7 +117,7 @@ class LowRank:
             self._division = Division(model, group, start=True)
         self._place, self._places = dist.get_rank(group), dist.get_world_size(group)
         self._state, self._node_state, self._step = MethodState(), MethodState(), 0
-        self._plain = PlainBackward()
+        self._plain, self._outer = PlainBackward(), Outer(model)
         self._prepare(method)
         warn_if_dense(self._layout.routes, method)
         self._batches = Batches(model, self._layout.routes, self._division, reduced=self._layout.bounded)
@@ -150,7 +149,8 @@ class LowRank:
 
         Args:
             loss: mean over this rank's batch; ignored if the weight is 0. Or a function that runs forward and backward
-                passes, such as a pipeline's schedule; layers are then reduced from their whole gradients.
+                passes, such as a pipeline's schedule; layers are then reduced from their whole gradients. It scales its
+                losses by the scaler itself.
             weight: of the batch, such as its number of samples. A rank without samples calls this with weight 0. Where
                 the model is divided it still passes a loss, because the other ranks' passes wait for its own.
             total: weight of all batches, if losses are sums over batches: `.grad` is then the sum of all gradients,
@@ -190,7 +190,7 @@ class LowRank:
 
     def describe(self) -> list[Travels]:
         """Return how each parameter's gradient is currently sent, as a factor or dense, and its bytes."""
-        return travels(self._model, self._layout.routes, self._layout.wire, self._sparse, captured=True)
+        return travels(self._model, self._layout.routes, self._layout.wire, self._sparse, self._batches.captured)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of a checkpoint: residuals, directions and the number of steps.
@@ -244,6 +244,7 @@ class LowRank:
         """Remove the hooks from the model; `backward` then raises."""
         self._batches.close()
         self._plain.close()
+        self._outer.close()
         self._division.close()
         self._closed = True
 
@@ -317,7 +318,7 @@ class LowRank:
                 return
             weight = 0.0  # the other ranks' passes wait for this one's collectives
         try:
-            with self._plain.expected():
+            with self._plain.expected(in_function=callable(loss)):
                 self._batches.take(loss, weight, scaler, sums=sums, retain_graph=retain_graph)
         except Exception as error:
             self._note(error)

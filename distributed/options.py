@@ -255,14 +255,13 @@ class Travels(NamedTuple):
 
 
 def travels(
-    model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str], *, captured: bool
+    model: nn.Module, routes: tuple[Route, ...], wire: str, sparse: Collection[str], captured: Collection[str] = ()
 ) -> list[Travels]:
     """Return the routes of a model's trained parameters; captured layers send their own rows."""
-    layers = linear_layers(model, transposed=True) if captured else {}
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found = list[Travels]()
     for route in routes:
-        how: Literal["factor", "reduced", "dense"] = "factor" if route.name in layers else "reduced"
+        how: Literal["factor", "reduced", "dense"] = "factor" if route.name in captured else "reduced"
         name, size = " + ".join(route.names), route.size(route.up, wire)
         found.append(Travels(name, route.shape, "dense" if route.up is None else how, route.up, size))
     return found + [Travels(name, shapes[name], "sparse", None, None) for name in sparse]

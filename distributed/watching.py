@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.errors import UserError
@@ -117,6 +118,44 @@ class Watch:
                 )
 
 
+class Outer:
+    """Keep DistributedDataParallel around a model from exchanging gradients of its own, without weights.
+
+    Args:
+        model: of a LowRank.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.found = weakref.WeakSet[DistributedDataParallel]()
+        handle = model.register_forward_hook(_InForward(self), with_kwargs=True)
+        self._remove = weakref.finalize(self, handle.remove)
+
+    def close(self) -> None:
+        """Let it exchange again."""
+        self._remove()
+        for outer in self.found:
+            outer.require_backward_grad_sync = True
+
+
+class _InForward:
+    """A model's hook that does not keep its owner alive."""
+
+    def __init__(self, owner: Outer) -> None:
+        self._owner = weakref.ref(owner)
+
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return
+        outer, owner = DistributedDataParallel._get_active_ddp_module(), self._owner()
+        if outer is not None and owner is not None and outer.require_backward_grad_sync:
+            outer.require_backward_grad_sync = False
+            owner.found.add(outer)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Make copies and saved models call a no-op of the standard library instead."""
+        return getattr, (AbstractContextManager, "__exit__")
+
+
 class PlainBackward:
     """Warn, once, of a `loss.backward()` that puts one rank's gradient into `.grad`.
 
@@ -127,7 +166,7 @@ class PlainBackward:
     _passes = 0  # of any LowRank under way, also in other threads: hooks may run in threads of autograd's own
 
     def __init__(self) -> None:
-        self._said = self._idle = False
+        self._said = self._idle = self.in_function = False
         self._remove: Callable[[], object] = _nothing
 
     def follow(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -141,15 +180,16 @@ class PlainBackward:
         """Look at no parameter any more."""
         self._remove()
 
-    @classmethod
     @contextmanager
-    def expected(cls) -> Iterator[None]:
-        """Let a LowRank's own pass go by."""
-        cls._passes += 1
+    def expected(self, *, in_function: bool) -> Iterator[None]:
+        """Let a LowRank's own pass go by; in a function, those of others are its own, too."""
+        PlainBackward._passes += 1
+        self.in_function = in_function
         try:
             yield
         finally:
-            cls._passes -= 1
+            PlainBackward._passes -= 1
+            self.in_function = False
 
     def met(self) -> None:
         """Say that a gradient has come into `.grad`, unless it is our own pass."""
@@ -182,6 +222,12 @@ class _Look:
 
     def __init__(self, owner: PlainBackward) -> None:
         self._owner = weakref.ref(owner)
+
+    @property
+    def has_own_passes(self) -> bool:
+        """Whether a pass of another LowRank leaves the parameter alone."""
+        owner = self._owner()
+        return owner is not None and not owner.in_function
 
     def __call__(self, parameter: Tensor) -> None:
         owner = self._owner()

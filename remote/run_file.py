@@ -134,7 +134,11 @@ class RunFile(RunReader):
             raise next((one for one in damaged if one.row is not None), damaged[0])
         if not all(map(WITHOUT_ROWS.search, found)):
             raise DamageError(self.path, f"is damaged ({visible(found[-1])}); {LEFT}")
-        _log.warning("%s: it had damage outside of its rows (%s) and was written anew", self.path, visible(found[-1]))
+        _log.warning(
+            "%s: it had damage outside of its rows (%s), which were copied into a new file",
+            self.path,
+            visible(found[-1]),
+        )
         return False
 
     def _rewrite(self) -> None:

@@ -22,7 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.lowrank.compiled import Listener, linear, listening
 from rankdad.common.lowrank.factors import Factor, concatenate
-from rankdad.common.lowrank.layers import has_hooks, layout_of, linear_layers
+from rankdad.common.lowrank.layers import declared_layout, has_hooks, is_followed, layout_of, linear_layers
+from rankdad.common.lowrank.nodes import is_compiled, is_python, leaf, left_alone, metadata
 
 DIFFERS = 0.05  # of a custom layer's output, relatively: more than bfloat16 rounds
 
@@ -54,6 +55,8 @@ class _ForwardHook:
         self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor | None:
         if torch.compiler.is_compiling():
+            if hasattr(module.weight, "device_mesh"):  # a DTensor, for which our operator has no rule: it is dense
+                return None
             source, bias = args[0] if args else kwargs["input"], getattr(module, "bias", None)
             return linear(source, module.weight, bias, transposed=layout_of(module) == "in-out")
         capture = self._capture()
@@ -116,9 +119,7 @@ class FactorCapture:
         self._transposed = {name for name, module in captured.items() if layout_of(module) == "in-out"}
         # Another layout of a square weight has no other shapes, and would go unnoticed.
         self._unchecked = {
-            name
-            for name, module in captured.items()
-            if "low_rank_layout" in vars(type(module)) and len(set(module.weight.shape)) == 1
+            name for name, module in captured.items() if declared_layout(module) and len(set(module.weight.shape)) == 1
         }
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
         self._pairs = dict[str, list[tuple[Factor, Tensor | None]]]()
@@ -189,7 +190,7 @@ class FactorCapture:
         hooks: Mapping[int, object] = made._backward_hooks or {}
         edge = get_gradient_edge(made)
         before = get_gradient_edge(source).node if source.requires_grad else None
-        _metadata(edge.node)[self._key] = _Use(name, edge.output_nr, before, hooks)
+        metadata(edge.node)[self._key] = _Use(name, edge.output_nr, before, hooks)
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run the backward pass without computing the gradients that factors replace, which saves a third.
@@ -216,14 +217,18 @@ class FactorCapture:
         uses = [(node, use) for node, use in uses if use.name in self._pairs]
         # A custom function may run layers in its backward pass, as reentrant checkpointing does, and add to their
         # `.grad`, which a partial pass might miss.
-        rest = {n: p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs}
+        rest: list[Tensor] = [p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs]
+        ours = set(map(id, self._parameters.values()))
+        others = [one for node in nodes | compiled if (one := leaf(node)) is not None and id(one) not in ours]
+        foreign = [one for one in others if is_followed(one)]  # their owner has a pass of its own
         self._listens, taken = True, dict[str, list[Factor]]()
         try:
-            if any(map(_is_python, nodes)) or not uses:
-                with listening(self._listeners(noted, taken) if compiled else {}):
+            if any(map(is_python, nodes)) or not uses:
+                with listening(self._listeners(noted, taken) if compiled else {}), left_alone(foreign):
                     loss.backward(retain_graph=retain_graph)
             else:
                 edges = [GradientEdge(node, use.output) for node, use in uses]
+                rest += [one for one in others if not is_followed(one)]
                 self._partial(loss, rest, edges, retain_graph=retain_graph)
         finally:
             self._listens = self._plain
@@ -253,12 +258,12 @@ class FactorCapture:
                 self._leave(name)
 
     def _partial(
-        self, loss: Tensor, rest: Mapping[str, nn.Parameter], edges: Sequence[GradientEdge], *, retain_graph: bool
+        self, loss: Tensor, rest: Sequence[Tensor], edges: Sequence[GradientEdge], *, retain_graph: bool
     ) -> None:
-        """Run a backward pass to the layers' outputs, and to the other parameters, adding to their `.grad`."""
-        inputs = [*map(get_gradient_edge, rest.values()), *edges]
+        """Run a backward pass to the layers' outputs, and to other leaves of the graph, adding to their `.grad`."""
+        inputs = [*map(get_gradient_edge, rest), *edges]
         gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
-        for parameter, gradient in zip(rest.values(), gradients, strict=False):
+        for parameter, gradient in zip(rest, gradients, strict=False):
             if gradient is not None:
                 parameter.grad = _sum(parameter.grad, gradient)
                 for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
@@ -283,10 +288,10 @@ class FactorCapture:
             if node is None or node in nodes:
                 continue
             nodes.add(node)
-            use: _Use | None = _metadata(node).get(self._key)
+            use: _Use | None = metadata(node).get(self._key)
             if use is None:
                 before = [one for one, _ in node.next_functions if one is not None]
-                if _is_compiled(node):
+                if is_compiled(node):
                     compiled.update(one for one in before if hasattr(one, "variable"))
                     before = [one for one in before if one not in compiled]
                 stack.extend(before)
@@ -346,24 +351,6 @@ def _check_layout(module: nn.Linear, name: str, source: Tensor, output: Tensor, 
         if (expected - output).norm() > DIFFERS * expected.norm():
             declared = f"{type(module).__name__}.low_rank_layout {'in-out' if transposed else 'out-in'}"
             raise ValueError(f"{name}: the layer's output is not its input times its weight as {declared} says")
-
-
-def _metadata(node: Node) -> dict[object, Any]:
-    """Return the metadata of a node, which live as long as the node, unlike its Python object."""
-    metadata: dict[object, Any] = node.metadata  # type: ignore[assignment]  # torch's stubs have a method
-    return metadata
-
-
-def _is_python(node: Node) -> bool:
-    """Return whether a node is a custom function, other than sharding's for freeing weights."""
-    forward = getattr(type(node), "_forward_cls", None)
-    return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
-
-
-def _is_compiled(node: Node) -> bool:
-    """Return whether a node is a whole compiled graph."""
-    forward = getattr(type(node), "_forward_cls", None)
-    return forward is not None and str(forward.__module__).startswith("torch._functorch.")
 
 
 def _nothing() -> None: ...

@@ -27,12 +27,20 @@ def layout_of(module: nn.Module) -> Layout | None:
     Raises:
         ValueError: the attribute has another value.
     """
-    # `fully_shard` gives a module a class of its own, with the former one as its base.
-    kind = next(each for each in type(module).__mro__ if "FSDPModule" not in {base.__name__ for base in each.__mro__})
-    own: Layout | None = vars(kind).get("low_rank_layout")
+    kind, own = _class_of(module), declared_layout(module)
     if own is not None and own not in get_args(Layout):
         raise ValueError(f"{kind.__qualname__}.low_rank_layout: got {own!r}, expected 'out-in' or 'in-out'")
     return own or LAYOUTS.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def declared_layout(module: nn.Module) -> Layout | None:
+    """Return the layout that a module's own class declares; None for others."""
+    return vars(_class_of(module)).get("low_rank_layout")
+
+
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    """Return a module's class; `fully_shard` gives it another one, with the former one as its base."""
+    return next(each for each in type(module).__mro__ if "FSDPModule" not in {base.__name__ for base in each.__mro__})
 
 
 def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tuple[nn.Linear, str | None]]:
@@ -86,6 +94,11 @@ def has_hooks(parameter: Tensor) -> bool:
     return bool(parameter._backward_hooks) or any(not _only_looks(hook) for hook in _hooks_behind(parameter))
 
 
+def is_followed(parameter: Tensor) -> bool:
+    """Return whether a `LowRank` exchanges a parameter's gradient by passes of its own."""
+    return any(getattr(hook, "has_own_passes", False) for hook in _hooks_behind(parameter))
+
+
 def _hooks_behind(parameter: Tensor) -> Iterable[Any]:
     """Return the hooks that follow once a gradient is in `.grad`."""
     return (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
@@ -108,8 +121,11 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def _is_hooked(module: nn.Linear) -> bool:
-    """Return whether hooks of the weight, or older hooks of the module, change only the weight's gradient."""
-    return has_hooks(module.weight) or module._is_full_backward_hook is False
+    """Return whether hooks of the weight, or older hooks of the module, change only the weight's gradient.
+
+    Another `forward` of this module alone may do anything, too.
+    """
+    return has_hooks(module.weight) or module._is_full_backward_hook is False or "forward" in vars(module)
 
 
 def _holders(model: nn.Module) -> Counter[Tensor]:

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.low_rank import sent_bytes
+from rankdad.common.errors import RankdadError
+from rankdad.distributed.batches import Batches
 from rankdad.distributed.hook import LowRankState, low_rank_hook
 from rankdad.distributed.low_rank import LowRank
 from tests.conftest import sampled
@@ -103,6 +105,30 @@ def test_a_layer_of_weights_turned_round_has_a_factor_and_says_so() -> None:
     how = [by_name[name].how for name in ("0.weight", "2.weight", "2.bias", "3.weight")]
     assert how == ["factor", "factor", "dense", "dense"]
     assert (by_name["2.weight"].rows, by_name["2.weight"].bytes) == (8, 8 * (128 + 512) * 8)
+
+
+def of_many_rows() -> tuple[list[str], list[Tensor | None]]:
+    model = nn.Linear(60, 60)
+    with LowRank(model, rank=4) as sync:
+        sync.backward(model(torch.ones(500, 60)).square().mean())
+        described = [str(one.how) for one in sync.describe()]
+    with LowRank(model, rank=4) as sync, pytest.MonkeyPatch.context() as patched:
+        model.weight.grad, model.bias.grad = torch.ones(60, 60), torch.ones(60)
+        patched.setattr(Batches, "_gradients", fails)
+        with pytest.raises(RankdadError):
+            sync.backward(model(torch.ones(5, 60)).square().mean())
+    return described, [parameter.grad for parameter in model.parameters()]
+
+
+def fails(*_: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.slow
+def test_a_layer_of_many_rows_is_said_to_be_reduced_and_a_failure_leaves_gradients_alone() -> None:
+    described, gradients = run_ranks(2, of_many_rows)[0]
+    assert described == ["reduced"]
+    assert all(gradient is not None and bool((gradient == 1).all()) for gradient in gradients)
 
 
 class Many(nn.Module):

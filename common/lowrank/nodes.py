@@ -1,0 +1,47 @@
+"""The nodes of autograd's graph, and their leaves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+
+def metadata(node: Node) -> dict[object, Any]:
+    """Return the metadata of a node, which live as long as the node, unlike its Python object."""
+    metadata: dict[object, Any] = node.metadata  # type: ignore[assignment]  # torch's stubs have a method
+    return metadata
+
+
+def is_python(node: Node) -> bool:
+    """Return whether a node is a custom function, other than sharding's for freeing weights."""
+    forward = getattr(type(node), "_forward_cls", None)
+    return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
+
+
+def leaf(node: Node) -> Tensor | None:
+    """Return the tensor in whose `.grad` a node puts its gradient, if it is such a node."""
+    leaf: Tensor | None = getattr(node, "variable", None)
+    return leaf
+
+
+@contextlib.contextmanager
+def left_alone(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Let a backward pass leave `.grad` of some leaves as it is."""
+    kept = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, gradient in zip(leaves, kept, strict=True):
+            leaf.grad = gradient
+
+
+def is_compiled(node: Node) -> bool:
+    """Return whether a node is a whole compiled graph."""
+    forward = getattr(type(node), "_forward_cls", None)
+    return forward is not None and str(forward.__module__).startswith("torch._functorch.")

@@ -1,0 +1,196 @@
+"""Loops that mix what `LowRank` takes: the gradient of the pooled batch, or one error at all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from rankdad.common.errors import RankdadError
+from rankdad.distributed.low_rank import LowRank
+from tests.distributed.nets import Batch, batches_of, error, grads, loss_of, perceptron, place, pooled
+from tests.ranks import run_ranks
+
+SIZES, MORE = (5, 3), (2, 7)  # of two ranks' batches
+
+
+class Same(torch.autograd.Function):
+    """A custom function: a graph with one has a whole backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> Tensor:
+        return deltas[0]
+
+
+same: Callable[[Tensor], Tensor] = Same.apply
+
+
+class Convolved(nn.Module):
+    """A convolution before a perceptron; `again` computes that once more in backward passes."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again, self.first, self.rest = again, nn.Conv1d(1, 1, 3, padding=1).double(), perceptron(torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x[:, None])[:, 0]
+        found: Tensor = checkpoint(self.rest, x, use_reentrant=True) if self.again else self.rest(x)
+        return found
+
+
+def _means(model: nn.Module, batch: Batch) -> Callable[[], None]:
+    return lambda: loss_of(model, batch).backward()
+
+
+def mixed(model: nn.Module, own: Batch, more: Batch, order: str) -> None:
+    """Exchange a loss and a function's passes together."""
+    sync = LowRank(model, rank=None)
+    both: dict[str, tuple[Any, int]] = {
+        "loss": (loss_of(model, own), len(own[1])),
+        "function": (_means(model, more), len(more[1])),
+    }
+    for last, name in enumerate(order.split()):
+        loss, weight = both[name]
+        sync.backward(loss, weight=weight, exchange=bool(last))
+
+
+def accumulated(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Accumulate as loops of `fully_shard` do: it exchanges in the last pass."""
+    fully_shard(model)
+    assert isinstance(model, FSDPModule)
+    sync = LowRank(model, rank=None)
+    for last, batch in enumerate((own, more)):
+        model.set_requires_gradient_sync(bool(last))
+        logits = model(batch[0])
+        loss = F.cross_entropy(same(logits) if kind == "custom" else logits, batch[1])
+        sync.backward(loss, weight=len(batch[1]), exchange=bool(last))
+
+
+def in_function(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Zero gradients, or take a step, within the function."""
+    sync, optimizer = LowRank(model, rank=None), torch.optim.SGD(model.parameters(), 0.1 if kind == "step" else 0.0)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+
+    def passes() -> None:
+        optimizer.zero_grad()
+        loss_of(model, (x, y)).backward()
+        if kind == "step":
+            optimizer.step()
+
+    for _ in range(2):
+        if kind == "again":
+            sync.backward(lambda: sync.backward(loss_of(model, own)), weight=1)
+        sync.backward(passes, weight=len(y))
+
+
+def outer(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Compute losses through DistributedDataParallel around the model, by which ranks would have equal weights."""
+    ddp = DistributedDataParallel(model)
+    sync = LowRank(ddp.module, rank=None)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    loss = F.cross_entropy(ddp(x), y)
+    sync.backward(loss.backward if kind == "function" else loss, weight=len(y))
+    sync.close()
+    assert ddp.require_backward_grad_sync
+
+
+def two_models(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Compute one loss of two models, each with a LowRank, and of tensors of neither."""
+    assert isinstance(model, nn.Sequential)
+    first, second = model[:3], model[3:]
+    syncs = [LowRank(first, rank=None), LowRank(second, rank=None)]
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    x.requires_grad_()
+    offset = nn.Parameter(x.new_zeros(3))
+    middle = first(x)
+    loss = F.cross_entropy(second(same(middle) if kind == "custom" else middle) + offset, y)
+    if kind == "nested":
+        syncs[0].backward(lambda: syncs[1].backward(loss, weight=len(y)), weight=len(y))
+    else:
+        for last, sync in enumerate(syncs):
+            sync.backward(loss, weight=len(y), retain_graph=not last)
+    assert x.grad is not None
+    assert offset.grad is not None
+
+
+def swap(model: nn.Module) -> None:
+    """Give one layer another forward pass."""
+    assert isinstance(model, nn.Sequential)
+    layer: Any = model[3]
+    layer.forward = lambda source: 2 * F.linear(source, layer.weight, layer.bias)
+
+
+def swapped(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Train a model with such a layer."""
+    swap(model)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    LowRank(model, rank=None).backward(loss_of(model, (x, y)), weight=len(y))
+
+
+def sums_and_means(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Add a mean, then a sum."""
+    sync = LowRank(model, rank=None)
+    sync.backward(loss_of(model, own), weight=len(own[1]), exchange=False)
+    sync.backward(loss_of(model, more), weight=len(more[1]), total=17)
+
+
+LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
+    "a loss, then a function": (mixed, "loss function"),
+    "a function, then a loss": (mixed, "function loss"),
+    "fully_shard accumulates": (accumulated, "plain"),
+    "fully_shard with a custom function": (accumulated, "custom"),
+    "zero_grad in the function": (in_function, "zero_grad"),
+    "a step in the function": (in_function, "step"),
+    "backward in its own function": (in_function, "again"),
+    "DDP": (outer, "loss"),
+    "DDP, reentrant": (outer, "loss"),
+    "DDP, a function": (outer, "function"),
+    "two models": (two_models, "plain"),
+    "two models, a custom function": (two_models, "custom"),
+    "two models, nested": (two_models, "nested"),
+    "another forward": (swapped, ""),
+    "sums and means": (sums_and_means, ""),
+}
+REFUSED = {
+    "a step in the function": "stepped-in-backward",
+    "backward in its own function": "backward-in-function",
+    "sums and means": "sums-and-means",
+}
+
+
+def all_loops() -> dict[str, float | str]:
+    """Return the error of each loop, or the code of what it raised."""
+    found = dict[str, float | str]()
+    for name, (loop, kind) in LOOPS.items():
+        model = Convolved("reentrant" in name) if "DDP" in name else perceptron(torch.float64)
+        own, more = (batches_of(sizes, step, torch.float64) for step, sizes in enumerate((SIZES, MORE)))
+        try:
+            loop(model, own[place()], more[place()], kind)
+        except RankdadError as raised:
+            found[name] = raised.code
+            continue
+        gradients = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads(model).items()}
+        whole = Convolved(again=False) if "DDP" in name else perceptron(torch.float64)
+        if "forward" in name:
+            swap(whole)
+        found[name] = error(gradients, pooled(whole, [*own, *more]))
+    return found
+
+
+@pytest.mark.slow
+def test_any_loop_has_the_pooled_gradient_or_one_error_at_all_ranks() -> None:
+    for found in run_ranks(2, all_loops):
+        assert {name: value for name, value in found.items() if isinstance(value, str)} == REFUSED
+        assert max(value for value in found.values() if isinstance(value, float)) <= 1e-10
