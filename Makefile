@@ -9,7 +9,7 @@ simulate: .venv/ready
 	$(BIN)/rankdad simulate simulations/specs/digits.json
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" -rs -n 2 --dist worksteal
 
 # Of what takes longer, some cases of each test: what CI runs. Processes often wait: three at once.
 sample: .venv/ready

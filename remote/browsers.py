@@ -19,7 +19,7 @@ def check_host(request: Request, names: Collection[str]) -> None:
 
     Args:
         request: the request.
-        names: permitted names, beside addresses and names without a dot.
+        names: permitted names, beside addresses and localhost.
 
     Raises:
         ProtocolError: 421 for another name; 400 for a malformed header, or several.
@@ -29,7 +29,10 @@ def check_host(request: Request, names: Collection[str]) -> None:
     if found is None:
         raise ProtocolError(400, "host: expected one name or address", code="request-malformed", field="host")
     name = found[1].strip("[]").lower().rstrip(".")
-    if "." in name and _address(name) is None and name not in names:
+    known = name in ("", "localhost", *names) or _address(name) is not None
+    # A name without a dot, as in a compose file, is local: a page can take one only if it controls the network's names,
+    # and there it reaches this server anyway, unless that listens on a loopback address alone.
+    if not known and ("." in name or is_loopback(request)):
         raise ProtocolError(
             421,
             f"host: got {visible(name)}, expected the address or a known name of this server, which has no tokens",

@@ -109,12 +109,8 @@ class Region:
             return message
         own.state.check(message, 502)
         if message.missing:
-            raise ProtocolError(
-                502,
-                "i: omits a member, but with regions every round waits for all",
-                code="site-left-out",
-                field="i",
-            )
+            said = "i: omits a member, but with regions every round waits for all"
+            raise ProtocolError(502, said, code="site-left-out", field="i")
         if isinstance(message.body, Step):
             check_weight(own.state, message, ())
         return message

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from time import perf_counter
 from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from rankdad.common.documents import validate
 from rankdad.common.errors import RankdadError, UnreachableError, UserError, visible
@@ -33,7 +36,6 @@ from rankdad.remote.run_reader import FILE
 from rankdad.remote.run_session import RunSession
 
 REGION_HEADER = "x-rankdad-region"  # names the region in a request for the run
-BRIEF = 0.5  # seconds
 GRACE = 5.0  # seconds for the last message to the aggregator above
 
 
@@ -54,33 +56,23 @@ def above(
     """
     if not upstream.startswith(("http://", "https://")):
         if not Path(upstream).is_file():
-            raise UserError(
-                f"--upstream: {upstream!r} is neither a file nor an address that begins with http:// or https://",
-                code="address-malformed",
-                field="--upstream",
-            )
+            said = f"--upstream: {upstream!r} is neither a file nor an address that begins with http:// or https://"
+            raise UserError(said, code="address-malformed", field="--upstream")
         config = SiteConfig.read(Path(upstream))
         if region not in (None, config.name):
-            raise UserError(
-                f"--region: got {region}, but {upstream} is the file of {config.name}",
-                code="region-differs",
-                field="--region",
-            )
+            said = f"--region: got {region}, but {upstream} is the file of {config.name}"
+            raise UserError(said, code="region-differs", field="--region")
     elif region is None:
-        raise UserError(
-            "--region is missing: the region of this aggregator, one of federation.regions",
-            code="region-missing",
-            field="--region",
-        )
+        said = "--region is missing: the region of this aggregator, one of federation.regions"
+        raise UserError(said, code="region-missing", field="--region")
     else:
         fields = {"name": region, "aggregator": upstream, "data": str(output), "output": str(output)}
         made = validate(SiteConfig, fields | {"allow_plain_http": allow_plain_http}, file="--upstream")
         config = made.checked("--upstream")
     if config.name not in (regions := sorted(federation.regions)):
         expected = f"expected one of {', '.join(regions[:20])}" if regions else "whose federation.regions has none"
-        raise UserError(
-            f"--region: {config.name} is not a region of this run, {expected}", code="region-unknown", field="--region"
-        )
+        said = f"--region: {config.name} is not a region of this run, {expected}"
+        raise UserError(said, code="region-unknown", field="--region")
     return config
 
 
@@ -97,11 +89,8 @@ def check_not_here(upstream: str, port: int) -> None:
         family, *_, (host, *_) = socket.getaddrinfo(address.hostname, 0)[0]
         with socket.socket(family) as probe:
             probe.bind((host, 0))
-        raise UserError(
-            f"--upstream: {upstream} is the address of this aggregator, expected that of the one above",
-            code="upstream-is-itself",
-            field="--upstream",
-        )
+        said = f"--upstream: {upstream} is the address of this aggregator, expected that of the one above"
+        raise UserError(said, code="upstream-is-itself", field="--upstream")
 
 
 class Upstream:
@@ -136,20 +125,17 @@ class Upstream:
                 raise UserError(f"--upstream: {error}", code=error.code, field="--upstream") from None
         check_versions(address, offered, name)
         if (got := offered.get("plan_sha256")) != (own := self._plan.sha256()):
-            raise UserError(
+            said = (
                 f"--upstream: {address} has another run than this file: its plan_sha256 is {visible(str(got), 64)}, "
-                f"here {own}",
-                code="run-differs",
-                field="--upstream",
+                f"here {own}"
             )
+            raise UserError(said, code="run-differs", field="--upstream")
         above = self._spec.federation.nodes[name].above
         if (got := offered.get("aggregator")) != above:
-            raise UserError(
-                f"--upstream: {address} is the aggregator of {visible(str(got), 64)}, but {name} is a member of "
-                f"{above}",
-                code="region-differs",
-                field="--upstream",
+            said = (
+                f"--upstream: {address} is the aggregator of {visible(str(got), 64)}, but {name} is a member of {above}"
             )
+            raise UserError(said, code="region-differs", field="--upstream")
         if begins and offered.get("round", 0) != 0:
             raise UserError(
                 f"--output: is new, but the run of {address} is in round {visible(str(offered['round']), 20)}: {name} "
@@ -181,11 +167,8 @@ class Upstream:
             with early:
                 run = self.ask()
             if run != own.run_id:
-                raise UserError(
-                    f"--upstream: {self._config.aggregator} has another run than {output}: choose another --output",
-                    code="run-differs",
-                    field="--upstream",
-                )
+                said = f"--upstream: {self._config.aggregator} has another run than {output}: choose another --output"
+                raise UserError(said, code="run-differs", field="--upstream")
         return own
 
     def _recorded(self, round_: int) -> bytes | None:
@@ -262,32 +245,26 @@ def answering(listening: socket.socket, name: str, federation: Federation) -> It
         name: the region's.
         federation: the run's.
     """
-    over = Event()
-    listening.setblocking(False)
 
-    def answer() -> None:
-        while not over.wait(BRIEF):  # waits first: there is usually nothing to answer
-            with contextlib.suppress(OSError), listening.accept()[0] as connection:
-                connection.settimeout(1.0)
-                connection.sendall(_not_yet(connection.recv(4096), name, federation))
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell a caller to retry or, if it is a region that is not a member, that it is wrong here."""
+        asking = Request(scope).headers.get(REGION_HEADER)
+        region = federation.nodes.get(asking) if asking else None
+        status, code, reason = 503, "upstream-waits", f"{name} waits for the aggregator above it"
+        if asking and (region is None or region.above != name):
+            above = "not a region of its run" if region is None else f"a member of {region.above}"
+            status, code = 409, "region-differs"
+            reason = f"is the aggregator of {name}, but {visible(asking, 63)} is {above}"
+        await JSONResponse({"error": reason, "code": code, "field": ""}, status)(scope, receive, send)
 
-    thread = Thread(target=answer, name="answering", daemon=True)
+    config = uvicorn.Config(
+        answer, loop="asyncio", lifespan="off", log_config=None, log_level="critical", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, args=([listening.dup()],), name="answering", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        server.should_exit = True
         thread.join()
-
-
-def _not_yet(request: bytes, name: str, federation: Federation) -> bytes:
-    """Return the response to a request: to retry or, for a region that is not a member, an error."""
-    asks = re.search(rf"\r\n{REGION_HEADER}: *([a-z0-9._-]{{1,63}})\r\n".encode(), request)
-    region = federation.nodes.get(asks[1].decode()) if asks else None
-    status, code, reason = "503 Service Unavailable", "upstream-waits", f"{name} waits for the aggregator above it"
-    if asks and (region is None or region.above != name):
-        above = "not a region of its run" if region is None else f"a member of {region.above}"
-        status, code = "409 Conflict", "region-differs"
-        reason = f"is the aggregator of {name}, but {asks[1].decode()} is {above}"
-    body = json.dumps({"error": reason, "code": code, "field": ""})
-    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode()

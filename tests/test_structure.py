@@ -77,7 +77,16 @@ def test_the_http_library_is_imported_in_one_place() -> None:
     """So that its continuation, httpx2, is a change of that file."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     named = {name for name in listed.split() if imports_of(ROOT / name) & {"httpx", "httpx2", "httpcore", "httpcore2"}}
-    assert named == {"local/drivers/http_library.py"}
+    assert named == {"local/drivers/http_library.py", "tests/coinstac/nodes.py"}  # a driver without the product
+
+
+def test_the_driver_of_the_platform_imports_nothing_of_the_product() -> None:
+    files = [*(ROOT / "tests" / "coinstac").glob("*.py"), ROOT / "tests" / "ports.py"]
+    assert len(files) > 10
+    for path in files:
+        foreign = {name for name in imports_of(path) if name.partition(".")[0] not in sys.stdlib_module_names}
+        others = {name for name in foreign if not name.startswith(("tests.coinstac.", "websockets"))}
+        assert others <= {"httpx", "pytest", "tests.ports"}, path
 
 
 def test_results_are_computed_without_what_shows_them() -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from rankdad.local.drivers.http_library import httpx
+import httpx
+
 from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent

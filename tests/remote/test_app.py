@@ -208,6 +208,7 @@ def test_a_site_that_has_only_looked_is_not_gone(tmp_path: Path) -> None:
         ("[::1]:80", 200, None),
         ("evil.example", 421, "host-unknown"),
         ("evil.example:80", 421, "host-unknown"),
+        ("evil", 421, "host-unknown"),  # of a network whose owner gives names
         ("127.0.0.1@evil.example", 400, "request-malformed"),
         ("x:evil.example", 400, "request-malformed"),
         ("[", 400, "request-malformed"),
