@@ -129,7 +129,7 @@ def test_viewers_are_told_of_changes_once_a_second_and_all_the_same(served: Serv
             body, token = served.hello(), b"the token of alpha"
             run = served.aggregator.run_id.encode()
             names = b"authorization: Bearer %s\r\nx-rankdad-run: %s\r\n" % (token, run)
-            head = b"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\n" + names
+            head = b"POST /rounds/alpha HTTP/1.1\r\nhost: localhost\r\n" + names
             site.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
             served.until(lambda: served.aggregator.barrier.holds("alpha"))
             history, times = served.aggregator.recorder.history, list[float]()

@@ -168,7 +168,7 @@ def test_a_site_that_has_died_may_return_and_the_end_does_not_wait_for_it(served
 def test_a_body_must_not_be_slow(tmp_path: Path) -> None:
     timeouts = Timeouts(body=0.2, bytes_per_second=100_000, refused=0.1)
     with serving(tmp_path / "run", timeouts=timeouts) as served, served.connect() as slow:
-        head = f"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\nx-rankdad-run: {served.aggregator.run_id}\r\n"
+        head = f"POST /rounds/alpha HTTP/1.1\r\nhost: localhost\r\nx-rankdad-run: {served.aggregator.run_id}\r\n"
         slow.sendall(f"{head}content-length: 60000\r\n\r\n".encode() + bytes(10_000))  # 0.1 s more
         answer = slow.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408")

@@ -119,7 +119,7 @@ def test_nothing_is_learnt_without_the_right_token(guarded: Served, monkeypatch:
 @pytest.mark.slow
 def test_a_refused_body_is_answered_before_it_is_all_there(guarded: Served) -> None:
     with guarded.connect() as caller:
-        caller.sendall(b"POST /rounds/alpha HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\nbeginning")
+        caller.sendall(b"POST /rounds/alpha HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000\r\n\r\nbeginning")
         answer = caller.recv(4096)
         assert answer.startswith(b"HTTP/1.1 401")
         assert b"connection: close" in answer

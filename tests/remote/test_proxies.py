@@ -54,7 +54,7 @@ def served(tmp_path: Path, authority: Authority) -> Iterator[Served]:
 def answer(served: Served, headers: dict[str, str], path: str = "/run") -> tuple[int, bytes]:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with served.connect() as caller:
-        caller.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines}\r\n".encode())
+        caller.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{lines}\r\n".encode())
         found = all_of(caller)
     return int(found.split()[1]), found.partition(b"\r\n\r\n")[2]
 

@@ -31,7 +31,7 @@ def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 def head(served: Served, line: str = "POST /rounds/alpha", more: str = "") -> bytes:
     run = f"x-rankdad-run: {served.aggregator.run_id}\r\nauthorization: Bearer {TOKEN}\r\n"
-    return f"{line} HTTP/1.1\r\nhost: x\r\n{run}{more}\r\n".encode()
+    return f"{line} HTTP/1.1\r\nhost: localhost\r\n{run}{more}\r\n".encode()
 
 
 def all_of(caller: socket.socket) -> bytes:
@@ -48,7 +48,7 @@ def statuses(served: Served) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [b"", b"GET /ru", b"\r\n\r\n", b"GET /run HTTP/1.1\r\nhost: x\r\nx: y"])
+@pytest.mark.parametrize("sent", [b"", b"GET /ru", b"\r\n\r\n", b"GET /run HTTP/1.1\r\nhost: localhost\r\nx: y"])
 def test_headers_that_do_not_come_are_not_waited_for(served: Served, sent: bytes) -> None:
     began = time.monotonic()
     with served.connect() as slow:
@@ -99,7 +99,7 @@ def test_headers_without_end_are_refused(served: Served, more: str, ended: bool)
         b"POST /rounds/alpha HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
         b"POST /rounds/alpha HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET /run HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        b"GET /run HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
     ],
 )
 def test_what_is_no_request_of_ours_is_never_an_error_of_the_server(served: Served, sent: bytes) -> None:
