@@ -192,7 +192,7 @@ def is_same(text: str, value: Any) -> bool:
         return value.startswith(SAME.get(text, text))
     number, _, unit = text.replace(",", "").partition(" ")
     half = 0.5 * 10.0 ** -len(number.partition(".")[2])
-    return abs(float(number) - value / UNITS[unit]) <= half * (1 + 1e-6)
+    return bool(abs(float(number) - value / UNITS[unit]) <= half * (1 + 1e-6))
 
 
 def compared(summary: dict[str, Any], **places: str) -> dict[str, set[str]]:
