@@ -14,7 +14,7 @@ from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
-from rankdad.common.meshes import Division, Part, local_factor, local_gradient
+from rankdad.common.meshes import Division, Part, local, local_factor, local_gradient
 
 
 class Batches:
@@ -68,6 +68,16 @@ class Batches:
         """Remove the hooks."""
         self._capture.__exit__(None, None, None)
 
+    def check_idle(self) -> None:
+        """Check that no function's passes are under way.
+
+        Raises:
+            UserError: they are.
+        """
+        if self._in_function:
+            problem = "backward was called within the function that it was given: call loss.backward() there"
+            raise UserError(problem, code="backward-in-function", field="loss")
+
     def take(
         self,
         loss: Tensor | Callable[[], object] | None,
@@ -100,13 +110,14 @@ class Batches:
             retain_graph: whether another loss uses the same forward pass.
         """
         times = self._begun(weight, sums=sums)
-        kept = self._grads()
+        kept, own = self._grads(), self._own_grads()
         self._set_grads(self._held)
         try:
             before = self._versions()
             self._capture.backward(loss if times == 1 else loss * times, retain_graph=retain_graph)
             self._held = self._grads()
             self._check_unmoved(before)
+            self._check_own(own)
         finally:
             self._set_grads(kept)
         self.weight += weight
@@ -120,9 +131,7 @@ class Batches:
             UserError: the function has exchanged gradients that `fully_shard` has gathered, or taken a step.
         """
         times = self._begun(weight, sums=sums)
-        gathered = {name: part.own for name, part in self._division.parts.items() if part.own is not part.whole}
-        before = {name: own.grad for name, own in gathered.items()}
-        kept, versions = self._grads(), self._versions()
+        kept, versions, own = self._grads(), self._versions(), self._own_grads()
         # Zeros in place of each: `zero_grad` within the function takes them away.
         zeros = {n: None if g is None or g.is_sparse else torch.zeros_like(g) for n, g in kept.items()}
         unused = {name: None if zero is None else zero._version for name, zero in zeros.items()}
@@ -132,16 +141,11 @@ class Batches:
             passes()
             found = self._grads()
             self._check_unmoved(versions)
+            self._check_own(own)
             kept |= {n: None for n, zero in zeros.items() if zero is not None and _is_replaced(zero, found[n])}
         finally:
             self._in_function = False
             self._set_grads(kept)
-        for name, own in gathered.items():
-            if own.grad is not before[name]:
-                problem = (
-                    f"{name}: fully_shard exchanged its gradient, as in a pipeline: divide stages by tensor parallel"
-                )
-                raise UserError(problem, code="exchanged-in-passes", field=name)
         for name, gradient in found.items():
             if gradient is not None and times and not (gradient is zeros[name] and gradient._version == unused[name]):
                 sums_of: dict[str, Any] = self._by_function if name in self._capture.biases else self._held
@@ -153,12 +157,8 @@ class Batches:
         """Return the number to multiply a batch's gradient by; a single batch is not scaled.
 
         Raises:
-            UserError: one batch has the sum of its losses, and an earlier one the mean, or the other way round; or a
-                function's passes are under way.
+            UserError: one batch has the sum of its losses, and an earlier one the mean, or the other way round.
         """
-        if self._in_function:
-            problem = "backward was called within the function that it was given: call loss.backward() there"
-            raise UserError(problem, code="backward-in-function", field="loss")
         self._division.hold()
         if not self.weight:
             self._unit, self._sums = 1.0 if sums else weight or 1.0, sums
@@ -168,7 +168,26 @@ class Batches:
         return float(bool(weight)) if sums else weight / self._unit
 
     def _versions(self) -> list[int]:
-        return [part.own._version for part in self._division.parts.values()]
+        # A frozen one may follow others in its forward pass, as a momentum encoder does.
+        return [part.own._version * part.own.requires_grad for part in self._division.parts.values()]
+
+    def _own_grads(self) -> dict[str, tuple[Tensor | None, int]]:
+        """Return `.grad` of the parameters that `fully_shard` gathers, and its version."""
+        parts = self._division.parts.items()
+        own = {name: part.own.grad for name, part in parts if part.own is not part.whole}
+        return {name: (grad, 0 if grad is None else local(grad)._version) for name, grad in own.items()}
+
+    def _check_own(self, before: Mapping[str, tuple[Tensor | None, int]]) -> None:
+        """Check that no pass has put a gradient into `.grad` of a parameter that `fully_shard` gathers.
+
+        Raises:
+            UserError: one has; names the parameter.
+        """
+        for name, (grad, version) in self._own_grads().items():
+            if grad is not None and (grad is not before[name][0] or version != before[name][1]):
+                problem = f"{name}: a pass put a gradient into .grad of this part: use it in its block's forward pass"
+                problem += " alone, without a penalty; divide the stages of a pipeline by tensor parallel"
+                raise UserError(problem, code="exchanged-in-passes", field=name)
 
     def _check_unmoved(self, before: list[int]) -> None:
         """Check that the backward pass changed no weight, as an optimizer's step in a hook would.

@@ -148,9 +148,8 @@ class LowRank:
         """Add the gradient of all ranks' weighted mean loss to `.grad`, the same at every rank.
 
         Args:
-            loss: mean over this rank's batch; ignored if the weight is 0. Or a function that runs forward and backward
-                passes, such as a pipeline's schedule; layers are then reduced from their whole gradients. It scales its
-                losses by the scaler itself.
+            loss: mean over this rank's batch; ignored if the weight is 0. Or a function that runs passes, such as a
+                pipeline's schedule, and scales losses itself; layers are then reduced from their whole gradients.
             weight: of the batch, such as its number of samples. A rank without samples calls this with weight 0. Where
                 the model is divided it still passes a loss, because the other ranks' passes wait for its own.
             total: weight of all batches, if losses are sums over batches: `.grad` is then the sum of all gradients,
@@ -168,6 +167,7 @@ class LowRank:
         """
         if self._closed:
             raise UserError("this LowRank is closed: make a new one of the model", code="closed")
+        self._batches.check_idle()
         if not exchange:
             self._checked(loss, weight, total, scaler)
             self._add(loss, weight, scaler, retain_graph, sums=total is not None)

@@ -126,34 +126,57 @@ class Outer:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.found = weakref.WeakSet[DistributedDataParallel]()
-        handle = model.register_forward_hook(_InForward(self), with_kwargs=True)
-        self._remove = weakref.finalize(self, handle.remove)
+        found = weakref.WeakSet[DistributedDataParallel]()
+        self._close = weakref.finalize(self, _exchange_again, found)
+        self._remove = weakref.finalize(self, model.register_forward_hook(_InForward(found), with_kwargs=True).remove)
 
     def close(self) -> None:
         """Let it exchange again."""
         self._remove()
-        for outer in self.found:
-            outer.require_backward_grad_sync = True
+        self._close()
 
 
 class _InForward:
-    """A model's hook that does not keep its owner alive."""
+    """A model's hook that does not keep its owner alive.
 
-    def __init__(self, owner: Outer) -> None:
-        self._owner = weakref.ref(owner)
+    Args:
+        found: the models that no longer exchange.
+    """
 
-    def __call__(self, *_: object) -> None:
+    def __init__(self, found: weakref.WeakSet[DistributedDataParallel]) -> None:
+        self._found = found
+
+    def __call__(self, module: nn.Module, *_: object) -> None:
+        """Stop the exchange of a model around this one.
+
+        Raises:
+            UserError: it trains other parameters, too.
+        """
         if torch.compiler.is_compiling():
             return
-        outer, owner = DistributedDataParallel._get_active_ddp_module(), self._owner()
-        if outer is not None and owner is not None and outer.require_backward_grad_sync:
-            outer.require_backward_grad_sync = False
-            owner.found.add(outer)
+        outer = DistributedDataParallel._get_active_ddp_module()
+        if outer is None or not outer.require_backward_grad_sync or module not in outer.module.modules():
+            return
+        own = set(map(id, module.parameters()))
+        for name, parameter in outer.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in own:
+                problem = f"DistributedDataParallel trains {name}, too, which this LowRank does not: make it of both"
+                raise UserError(problem, code="ddp-of-more", field=name)
+        outer.require_backward_grad_sync = False
+        if outer.static_graph:
+            outer._static_graph_delay_allreduce_enqueued = True  # or it asks for an exchange after the first pass
+        self._found.add(outer)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Make copies and saved models call a no-op of the standard library instead."""
         return getattr, (AbstractContextManager, "__exit__")
+
+
+def _exchange_again(found: Iterable[DistributedDataParallel]) -> None:
+    for outer in found:
+        outer.require_backward_grad_sync = True
+        if outer.static_graph:
+            outer._static_graph_delay_allreduce_enqueued = False
 
 
 class PlainBackward:

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from rankdad.common.lowrank.compiled import Listener, linear, listening
 from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.layers import declared_layout, has_hooks, is_followed, layout_of, linear_layers
-from rankdad.common.lowrank.nodes import is_compiled, is_python, leaf, left_alone, metadata
+from rankdad.common.lowrank.nodes import is_compiled, is_python, leaf, left_alone, metadata, runs_passes
 
 DIFFERS = 0.05  # of a custom layer's output, relatively: more than bfloat16 rounds
 
@@ -159,7 +159,8 @@ class FactorCapture:
             output: [..., out], the shape of Δ. All axes but the last become rows, in the layer's order.
         """
         name = self._names.get(module.weight)  # None if functional_call has replaced the weight
-        if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad:
+        is_other = "forward" in vars(module)  # a forward pass that was put in place of the layer's
+        if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad or is_other:
             return
         source: Tensor = args[0] if args else kwargs["input"]
         if name in self._unchecked:
@@ -217,19 +218,23 @@ class FactorCapture:
         uses = [(node, use) for node, use in uses if use.name in self._pairs]
         # A custom function may run layers in its backward pass, as reentrant checkpointing does, and add to their
         # `.grad`, which a partial pass might miss.
-        rest: list[Tensor] = [p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs]
+        rest = [p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs]
         ours = set(map(id, self._parameters.values()))
         others = [one for node in nodes | compiled if (one := leaf(node)) is not None and id(one) not in ours]
         foreign = [one for one in others if is_followed(one)]  # their owner has a pass of its own
+        outside = [one for one in others if not is_followed(one)]
         self._listens, taken = True, dict[str, list[Factor]]()
         try:
-            if any(map(is_python, nodes)) or not uses:
-                with listening(self._listeners(noted, taken) if compiled else {}), left_alone(foreign):
-                    loss.backward(retain_graph=retain_graph)
-            else:
-                edges = [GradientEdge(node, use.output) for node, use in uses]
-                rest += [one for one in others if not is_followed(one)]
-                self._partial(loss, rest, edges, retain_graph=retain_graph)
+            with listening(self._listeners(noted, taken) if compiled else {}):
+                if any(map(runs_passes, nodes)):
+                    with left_alone(foreign):
+                        loss.backward(retain_graph=retain_graph)
+                elif any(map(is_python, nodes)) or not uses:
+                    rest = [p for p in self._parameters.values() if p.requires_grad]
+                    self._partial(loss, rest, outside, (), retain_graph=retain_graph)
+                else:
+                    edges = [GradientEdge(node, use.output) for node, use in uses]
+                    self._partial(loss, rest, outside, edges, retain_graph=retain_graph)
         finally:
             self._listens = self._plain
         self._leave_used(taken)
@@ -258,13 +263,28 @@ class FactorCapture:
                 self._leave(name)
 
     def _partial(
-        self, loss: Tensor, rest: Sequence[Tensor], edges: Sequence[GradientEdge], *, retain_graph: bool
+        self,
+        loss: Tensor,
+        rest: Sequence[Tensor],
+        outside: Sequence[Tensor],
+        edges: Sequence[GradientEdge],
+        *,
+        retain_graph: bool,
     ) -> None:
-        """Run a backward pass to the layers' outputs, and to other leaves of the graph, adding to their `.grad`."""
-        inputs = [*map(get_gradient_edge, rest), *edges]
+        """Run a backward pass to the layers' outputs, and to leaves of the graph, adding to their `.grad`.
+
+        Hooks of DistributedDataParallel do not exchange gradients of `rest`, but those of `outside`.
+        """
+        inputs = [*map(get_gradient_edge, (*rest, *outside)), *edges]
         gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
-        for parameter, gradient in zip(rest, gradients, strict=False):
-            if gradient is not None:
+        of_leaves = zip((*rest, *outside), gradients, strict=False)
+        found = [(one, gradient) for one, gradient in of_leaves if gradient is not None]
+        others = set(map(id, outside))
+        accumulated = [pair for pair in found if id(pair[0]) in others and not pair[0]._backward_hooks]
+        if accumulated:
+            torch.autograd.backward([one.view_as(one) for one, _ in accumulated], [each for _, each in accumulated])
+        for parameter, gradient in found:
+            if id(parameter) not in others or parameter._backward_hooks:
                 parameter.grad = _sum(parameter.grad, gradient)
                 for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
                     hook(parameter)

@@ -22,6 +22,11 @@ def is_python(node: Node) -> bool:
     return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
 
 
+def runs_passes(node: Node) -> bool:
+    """Return whether a node runs passes of its own and refuses partial ones: reentrant checkpointing."""
+    return "CheckpointFunction" in type(node).__name__
+
+
 def leaf(node: Node) -> Tensor | None:
     """Return the tensor in whose `.grad` a node puts its gradient, if it is such a node."""
     leaf: Tensor | None = getattr(node, "variable", None)

@@ -97,8 +97,9 @@ def in_function(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
 
 def outer(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     """Compute losses through DistributedDataParallel around the model, by which ranks would have equal weights."""
-    ddp = DistributedDataParallel(model)
-    sync = LowRank(ddp.module, rank=None)
+    head = nn.Linear(3, 3).double() if kind == "more" else nn.Identity()
+    ddp = DistributedDataParallel(nn.Sequential(model, head), static_graph=kind == "static")
+    sync = LowRank(model, rank=None)
     x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
     loss = F.cross_entropy(ddp(x), y)
     sync.backward(loss.backward if kind == "function" else loss, weight=len(y))
@@ -134,9 +135,11 @@ def swap(model: nn.Module) -> None:
 
 def swapped(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     """Train a model with such a layer."""
+    sync = LowRank(model, rank=None) if kind == "later" else None
     swap(model)
+    sync = sync or LowRank(model, rank=None)
     x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
-    LowRank(model, rank=None).backward(loss_of(model, (x, y)), weight=len(y))
+    sync.backward(loss_of(model, (x, y)), weight=len(y))
 
 
 def sums_and_means(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
@@ -157,16 +160,20 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "DDP": (outer, "loss"),
     "DDP, reentrant": (outer, "loss"),
     "DDP, a function": (outer, "function"),
+    "DDP, static": (outer, "static"),
+    "DDP of more": (outer, "more"),
     "two models": (two_models, "plain"),
     "two models, a custom function": (two_models, "custom"),
     "two models, nested": (two_models, "nested"),
     "another forward": (swapped, ""),
+    "another forward, later": (swapped, "later"),
     "sums and means": (sums_and_means, ""),
 }
 REFUSED = {
     "a step in the function": "stepped-in-backward",
     "backward in its own function": "backward-in-function",
     "sums and means": "sums-and-means",
+    "DDP of more": "ddp-of-more",
 }
 
 
