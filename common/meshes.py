@@ -8,17 +8,19 @@ of tensor parallel, each rank exchanges the gradient of its own part, and torch 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
@@ -233,8 +235,11 @@ def _gathered_over(model: nn.Module) -> dict[nn.Parameter, set[tuple[int, ...]]]
 
 def _managed(model: nn.Module) -> list[FSDPParam]:
     """Return what `fully_shard` knows of each parameter."""
-    groups = [group for block in blocks_of(model) for group in block._get_fsdp_state()._fsdp_param_groups]
-    return [each for group in groups for each in group.fsdp_params]
+    return [each for block in blocks_of(model) for group in _groups_of(block) for each in group.fsdp_params]
+
+
+def _groups_of(block: FSDPModule) -> list[FSDPParamGroup]:
+    return block._get_fsdp_state()._fsdp_param_groups
 
 
 class Division:
@@ -252,8 +257,9 @@ class Division:
 
     def __init__(self, model: nn.Module, group: Group, *, start: bool) -> None:
         self._blocks = blocks_of(model)
-        self._managed = _managed(model)
-        self._reduced_in = dict[FSDPParam, torch.dtype]()
+        policies = {group: group.mp_policy for block in self._blocks for group in _groups_of(block)}
+        self._restore = weakref.finalize(self, _exchange_again, self._blocks, policies)
+        self._restore.atexit = False
         for block in self._blocks:
             block.reshard()
         own = dict(model.named_parameters())
@@ -270,7 +276,10 @@ class Division:
                             _broadcast(local(parameter.detach()), group)
                             with torch.no_grad():
                                 local(part.own).copy_(part.kept(local(parameter)))
-            block.set_requires_gradient_sync(False, recurse=False)
+        for group_, policy in policies.items():  # a `reduce_dtype` would move gradients out of `.grad`
+            group_.mp_policy = replace(policy, reduce_dtype=None)
+            group_._init_mp_dtypes()
+        self.hold()
         self.parts = {name: self.parts[name] for name in own}
         if start:
             plain = [part for part in self.parts.values() if part.own is part.whole]
@@ -294,21 +303,22 @@ class Division:
     def hold(self) -> None:
         """Let the next passes leave gathered parameters' gradients in `.grad`, as they are.
 
-        A `reduce_dtype` would move them elsewhere, and the first forward pass sets it. Loops that accumulate gradients
-        ask for an exchange in the last of several passes.
+        Loops that accumulate gradients ask for an exchange in the last of several passes.
         """
         for block in self._blocks:
             block.set_requires_gradient_sync(False, recurse=False)
-        for each in self._managed:
-            if each.reduce_dtype is not None:
-                self._reduced_in[each], each.reduce_dtype = each.reduce_dtype, None
 
     def close(self) -> None:
         """Let `fully_shard` exchange gradients again."""
-        for block in self._blocks:
-            block.set_requires_gradient_sync(True, recurse=False)
-        for each, dtype in self._reduced_in.items():
-            each.reduce_dtype = dtype
+        self._restore()
+
+
+def _exchange_again(blocks: Sequence[FSDPModule], policies: Mapping[FSDPParamGroup, MixedPrecisionPolicy]) -> None:
+    for block in blocks:
+        block.set_requires_gradient_sync(True, recurse=False)
+    for group, policy in policies.items():
+        group.mp_policy = policy
+        group._init_mp_dtypes()
 
 
 def _cuts(parameter: Tensor, ranks: set[tuple[int, ...]]) -> tuple[Cut, ...]:

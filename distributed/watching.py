@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankdad.common.errors import UserError
-from rankdad.common.lowrank.layers import has_hooks
+from rankdad.common.lowrank.layers import has_hooks, is_followed
 from rankdad.common.meshes import Part, blocks_of
 from rankdad.distributed.options import check_whole
 
@@ -159,8 +159,9 @@ class _InForward:
             return
         own = set(map(id, module.parameters()))
         for name, parameter in outer.module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in own:
-                problem = f"DistributedDataParallel trains {name}, too, which this LowRank does not: make it of both"
+            is_ours = id(parameter) in own or is_followed(parameter) or name in outer.parameters_to_ignore
+            if parameter.requires_grad and not is_ours:
+                problem = f"DistributedDataParallel trains {name}, too, which no LowRank does: make it of both"
                 raise UserError(problem, code="ddp-of-more", field=name)
         outer.require_backward_grad_sync = False
         if outer.static_graph:

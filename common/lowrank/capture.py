@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from rankdad.common.lowrank.compiled import Listener, linear, listening
 from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.layers import declared_layout, has_hooks, is_followed, layout_of, linear_layers
-from rankdad.common.lowrank.nodes import is_compiled, is_python, leaf, left_alone, metadata, runs_passes
+from rankdad.common.lowrank.nodes import accumulate, is_compiled, is_python, leaf, left_alone, metadata, runs_passes
 
 DIFFERS = 0.05  # of a custom layer's output, relatively: more than bfloat16 rounds
 
@@ -279,12 +279,11 @@ class FactorCapture:
         gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
         of_leaves = zip((*rest, *outside), gradients, strict=False)
         found = [(one, gradient) for one, gradient in of_leaves if gradient is not None]
-        others = set(map(id, outside))
-        accumulated = [pair for pair in found if id(pair[0]) in others and not pair[0]._backward_hooks]
-        if accumulated:
-            torch.autograd.backward([one.view_as(one) for one, _ in accumulated], [each for _, each in accumulated])
+        plain = {id(one) for one in outside if not one._backward_hooks}  # which have met the gradient already
+        plain -= {id(one) for one, gradient in found if gradient.is_sparse}
+        accumulate([pair for pair in found if id(pair[0]) in plain])
         for parameter, gradient in found:
-            if id(parameter) not in others or parameter._backward_hooks:
+            if id(parameter) not in plain:
                 parameter.grad = _sum(parameter.grad, gradient)
                 for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
                     hook(parameter)

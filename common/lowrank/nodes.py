@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
@@ -31,6 +32,14 @@ def leaf(node: Node) -> Tensor | None:
     """Return the tensor in whose `.grad` a node puts its gradient, if it is such a node."""
     leaf: Tensor | None = getattr(node, "variable", None)
     return leaf
+
+
+def accumulate(gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Put gradients into `.grad` of leaves as a backward pass does, so that DistributedDataParallel exchanges them."""
+    if gradients:
+        with torch.enable_grad():
+            views = [leaf.view_as(leaf) for leaf, _ in gradients]
+        torch.autograd.backward(views, [gradient for _, gradient in gradients])
 
 
 @contextlib.contextmanager

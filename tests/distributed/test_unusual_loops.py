@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -78,6 +79,13 @@ def accumulated(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
         sync.backward(loss, weight=len(batch[1]), exchange=bool(last))
 
 
+def reduced(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Run the first pass of a model whose gradients `fully_shard` would reduce in another dtype in a function."""
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    LowRank(model, rank=None).backward(_means(model, (x, y)), weight=len(y))
+
+
 def in_function(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     """Zero gradients, or take a step, within the function."""
     sync, optimizer = LowRank(model, rank=None), torch.optim.SGD(model.parameters(), 0.1 if kind == "step" else 0.0)
@@ -103,7 +111,11 @@ def outer(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
     loss = F.cross_entropy(ddp(x), y)
     sync.backward(loss.backward if kind == "function" else loss, weight=len(y))
-    sync.close()
+    if kind == "collected":
+        del sync
+        gc.collect()
+    else:
+        sync.close()
     assert ddp.require_backward_grad_sync
 
 
@@ -154,6 +166,7 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "a function, then a loss": (mixed, "function loss"),
     "fully_shard accumulates": (accumulated, "plain"),
     "fully_shard with a custom function": (accumulated, "custom"),
+    "fully_shard with another dtype": (reduced, ""),
     "zero_grad in the function": (in_function, "zero_grad"),
     "a step in the function": (in_function, "step"),
     "backward in its own function": (in_function, "again"),
@@ -161,6 +174,7 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "DDP, reentrant": (outer, "loss"),
     "DDP, a function": (outer, "function"),
     "DDP, static": (outer, "static"),
+    "DDP, collected": (outer, "collected"),
     "DDP of more": (outer, "more"),
     "two models": (two_models, "plain"),
     "two models, a custom function": (two_models, "custom"),
