@@ -15,6 +15,7 @@ from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
 from rankdad.common.meshes import Division, Part, local, local_factor, local_gradient
+from rankdad.distributed.in_function import Zeros, scaling
 
 
 class Batches:
@@ -94,7 +95,8 @@ class Batches:
         """
         if not isinstance(loss, Tensor):
             assert loss is not None
-            self.run(loss, weight, sums=sums)
+            with scaling(scaler if weight else None):
+                self.run(loss, weight, sums=sums)
             return
         self.add(loss if scaler is None else scaler.scale(loss), weight, sums=sums, retain_graph=retain_graph)
         if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
@@ -128,29 +130,28 @@ class Batches:
         `.grad` does not change, unless the function calls `zero_grad`.
 
         Raises:
-            UserError: the function has exchanged gradients that `fully_shard` has gathered, or taken a step.
+            UserError: the function has exchanged gradients that `fully_shard` has gathered, taken a step, or changed
+                `.grad` otherwise.
         """
         times = self._begun(weight, sums=sums)
         kept, versions, own = self._grads(), self._versions(), self._own_grads()
-        # Zeros in place of each: `zero_grad` within the function takes them away.
-        zeros = {n: None if g is None or g.is_sparse else torch.zeros_like(g) for n, g in kept.items()}
-        unused = {name: None if zero is None else zero._version for name, zero in zeros.items()}
-        self._set_grads(zeros)
+        zeros = Zeros(self._parameters, kept)
+        self._set_grads(zeros.gradients)
         self._in_function = True
         try:
             passes()
-            found = self._grads()
+            found, zeroed = zeros.left(self._grads())
             self._check_unmoved(versions)
             self._check_own(own)
-            kept |= {n: None for n, zero in zeros.items() if zero is not None and _is_replaced(zero, found[n])}
+            kept |= dict.fromkeys(zeroed)
         finally:
             self._in_function = False
+            zeros.close()
             self._set_grads(kept)
-        for name, gradient in found.items():
-            if gradient is not None and times and not (gradient is zeros[name] and gradient._version == unused[name]):
-                sums_of: dict[str, Any] = self._by_function if name in self._capture.biases else self._held
-                held, scaled = sums_of.get(name), gradient.detach() * times
-                sums_of[name] = scaled if held is None else held + scaled
+        for name, gradient in found.items() if times else ():
+            sums_of: dict[str, Any] = self._by_function if name in self._capture.biases else self._held
+            held, scaled = sums_of.get(name), gradient * times
+            sums_of[name] = scaled if held is None else held + scaled
         self.weight += weight
 
     def _begun(self, weight: float, *, sums: bool) -> float:
@@ -270,11 +271,6 @@ class Batches:
         for name, parameter in self._parameters.items():
             gradient = gradients.get(name)  # a changed shape is refused later
             parameter.grad = gradient if gradient is None or gradient.shape == parameter.shape else None
-
-
-def _is_replaced(zero: Tensor, gradient: Tensor | None) -> bool:
-    """Return whether `zero_grad` has taken away the zeros of a `.grad`; `create_graph` adds to them, out of place."""
-    return gradient is not zero and not (gradient is not None and gradient.requires_grad)
 
 
 def _placed(value: Matrix, times: float, like: Tensor) -> Matrix:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -183,26 +183,30 @@ def _exchange_again(found: Iterable[DistributedDataParallel]) -> None:
 class PlainBackward:
     """Warn, once, of a `loss.backward()` that puts one rank's gradient into `.grad`.
 
-    `torch.autograd.grad`, copies of the model and other models are left alone. So is what a LowRank's own pass leaves
-    in the model of another, as a generator's does in its discriminator.
+    `torch.autograd.grad`, copies of the model and other models are left alone. A LowRank's own pass leaves nothing in
+    the model of another, as a generator's would in its discriminator.
     """
 
     _passes = 0  # of any LowRank under way, also in other threads: hooks may run in threads of autograd's own
+    _open: ClassVar[weakref.WeakSet[PlainBackward]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self._said = self._idle = self.in_function = False
+        self.followed, self.exchanges = list[nn.Parameter](), 0
         self._remove: Callable[[], object] = _nothing
 
     def follow(self, parameters: Iterable[nn.Parameter]) -> None:
         """Look at these parameters from now on, and at no others."""
         self.close()
-        look = _Look(self)
-        handles = [parameter.register_post_accumulate_grad_hook(look) for parameter in parameters]
+        look, self.followed = _Look(self), list(parameters)
+        handles = [parameter.register_post_accumulate_grad_hook(look) for parameter in self.followed]
         self._remove = weakref.finalize(self, _remove_all, handles)
+        self._open.add(self)
 
     def close(self) -> None:
         """Look at no parameter any more."""
         self._remove()
+        self._open.discard(self)
 
     @contextmanager
     def expected(self, *, in_function: bool) -> Iterator[None]:
@@ -210,7 +214,8 @@ class PlainBackward:
         PlainBackward._passes += 1
         self.in_function = in_function
         try:
-            yield
+            with _apart([one for one in self._open if one is not self and not one.in_function]):
+                yield
         finally:
             PlainBackward._passes -= 1
             self.in_function = False
@@ -228,7 +233,8 @@ class PlainBackward:
         )
 
     def reached(self, names: Collection[str]) -> None:
-        """Warn, once, of a LowRank's own pass that reached no parameter at any rank."""
+        """Note an exchange, and warn, once, of a LowRank's own pass that reached no parameter at any rank."""
+        self.exchanges += 1
         if names or self._idle:
             return
         self._idle = True
@@ -237,6 +243,22 @@ class PlainBackward:
             "another model, such as a copy? [loss-of-another-model]",
             stacklevel=3,  # of the line with backward(loss)
         )
+
+
+@contextmanager
+def _apart(others: Sequence[PlainBackward]) -> Iterator[None]:
+    """Let passes leave `.grad` of other LowRanks' parameters as it is, but for what these exchange meanwhile."""
+    before = [(one, one.exchanges, [(each, each.grad) for each in one.followed]) for one in others]
+    try:
+        for _, _, gradients in before:
+            for parameter, _ in gradients:
+                parameter.grad = None
+        yield
+    finally:
+        for one, exchanges, gradients in before:
+            for parameter, kept in gradients:
+                own = None if one.exchanges == exchanges else parameter.grad
+                parameter.grad = kept if own is None else own if kept is None else kept + own
 
 
 class _Look:

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from rankdad.common.lowrank.compiled import Listener, linear, listening
 from rankdad.common.lowrank.factors import Factor, concatenate
 from rankdad.common.lowrank.layers import declared_layout, has_hooks, is_followed, layout_of, linear_layers
-from rankdad.common.lowrank.nodes import accumulate, is_compiled, is_python, leaf, left_alone, metadata, runs_passes
+from rankdad.common.lowrank.nodes import accumulate, is_compiled, is_python, leaf, metadata, runs_passes
 
 DIFFERS = 0.05  # of a custom layer's output, relatively: more than bfloat16 rounds
 
@@ -221,14 +221,12 @@ class FactorCapture:
         rest = [p for n, p in self._parameters.items() if p.requires_grad and n not in self._pairs]
         ours = set(map(id, self._parameters.values()))
         others = [one for node in nodes | compiled if (one := leaf(node)) is not None and id(one) not in ours]
-        foreign = [one for one in others if is_followed(one)]  # their owner has a pass of its own
-        outside = [one for one in others if not is_followed(one)]
+        outside = [one for one in others if not is_followed(one)]  # those have a pass of their own
         self._listens, taken = True, dict[str, list[Factor]]()
         try:
             with listening(self._listeners(noted, taken) if compiled else {}):
                 if any(map(runs_passes, nodes)):
-                    with left_alone(foreign):
-                        loss.backward(retain_graph=retain_graph)
+                    loss.backward(retain_graph=retain_graph)
                 elif any(map(is_python, nodes)) or not uses:
                     rest = [p for p in self._parameters.values() if p.requires_grad]
                     self._partial(loss, rest, outside, (), retain_graph=retain_graph)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,19 +39,6 @@ def accumulate(gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
         with torch.enable_grad():
             views = [leaf.view_as(leaf) for leaf, _ in gradients]
         torch.autograd.backward(views, [gradient for _, gradient in gradients])
-
-
-@contextlib.contextmanager
-def left_alone(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Let a backward pass leave `.grad` of some leaves as it is."""
-    kept = [leaf.grad for leaf in leaves]
-    try:
-        for leaf in leaves:
-            leaf.grad = None
-        yield
-    finally:
-        for leaf, gradient in zip(leaves, kept, strict=True):
-            leaf.grad = gradient
 
 
 def is_compiled(node: Node) -> bool:

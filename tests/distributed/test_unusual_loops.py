@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
@@ -92,7 +93,7 @@ def in_function(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
 
     def passes() -> None:
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=kind != "in place")
         loss_of(model, (x, y)).backward()
         if kind == "step":
             optimizer.step()
@@ -100,7 +101,7 @@ def in_function(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     for _ in range(2):
         if kind == "again":
             sync.backward(lambda: sync.backward(loss_of(model, own)), weight=1)
-        sync.backward(passes, weight=len(y))
+        sync.backward(passes, weight=len(y), scaler=GradScaler("cpu") if kind == "scaler" else None)
 
 
 def outer(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
@@ -129,7 +130,10 @@ def two_models(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     offset = nn.Parameter(x.new_zeros(3))
     middle = first(x)
     loss = F.cross_entropy(second(same(middle) if kind == "custom" else middle) + offset, y)
-    if kind == "nested":
+    if kind == "functions":
+        for sync in syncs:
+            sync.backward(lambda: loss.backward(retain_graph=True), weight=len(y))
+    elif kind == "nested":
         syncs[0].backward(lambda: syncs[1].backward(loss, weight=len(y)), weight=len(y))
     else:
         for last, sync in enumerate(syncs):
@@ -168,6 +172,8 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "fully_shard with a custom function": (accumulated, "custom"),
     "fully_shard with another dtype": (reduced, ""),
     "zero_grad in the function": (in_function, "zero_grad"),
+    "zero_grad in the function, in place": (in_function, "in place"),
+    "a function without the scaler": (in_function, "scaler"),
     "a step in the function": (in_function, "step"),
     "backward in its own function": (in_function, "again"),
     "DDP": (outer, "loss"),
@@ -178,12 +184,15 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "DDP of more": (outer, "more"),
     "two models": (two_models, "plain"),
     "two models, a custom function": (two_models, "custom"),
+    "two models, functions": (two_models, "functions"),
     "two models, nested": (two_models, "nested"),
     "another forward": (swapped, ""),
     "another forward, later": (swapped, "later"),
     "sums and means": (sums_and_means, ""),
 }
 REFUSED = {
+    "zero_grad in the function, in place": "gradient-changed-in-function",
+    "a function without the scaler": "loss-not-scaled",
     "a step in the function": "stepped-in-backward",
     "backward in its own function": "backward-in-function",
     "sums and means": "sums-and-means",
