@@ -308,6 +308,11 @@ class Division:
         for block in self._blocks:
             block.set_requires_gradient_sync(False, recurse=False)
 
+    def again(self, model: nn.Module, group: Group) -> Division:
+        """Return the division of the model as it is now, in place of this one."""
+        self.close()  # first: it would undo what the next one changes
+        return Division(model, group, start=False)
+
     def close(self) -> None:
         """Let `fully_shard` exchange gradients again."""
         self._restore()

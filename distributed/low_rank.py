@@ -299,7 +299,7 @@ class LowRank:
             problem = "the model was divided between two batches of one exchange: divide it before the first"
             raise UserError(problem, code="divided-in-step", field="model")
         check_division(self._model, self._group)
-        self._division = Division(self._model, self._group, start=False)
+        self._division = self._division.again(self._model, self._group)
         self._groups = groups_of(self._model, self._given)
         self._batches.divide(self._division)
 

@@ -109,8 +109,8 @@ class Region:
             return message
         own.state.check(message, 502)
         if message.missing:
-            said = "i: omits a member, but with regions every round waits for all"
-            raise ProtocolError(502, said, code="site-left-out", field="i")
+            problem = "i: omits a member, but with regions every round waits for all"
+            raise ProtocolError(502, problem, code="site-left-out", field="i")
         if isinstance(message.body, Step):
             check_weight(own.state, message, ())
         return message

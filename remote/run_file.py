@@ -18,7 +18,8 @@ from rankdad.common.protocol.versions import WIRE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
-BESIDE = ("", "-wal", "-shm", ".lock", ".copy")  # suffixes of the files of a database
+COPY = ".copy"  # of a file with damage outside of its rows
+BESIDE = ("", "-wal", "-shm", ".lock", COPY)  # suffixes of the files of a database
 PAGE = 16384  # bytes; bodies are large: half as many writes take two thirds of the time
 CACHE = 256  # KiB of pages in memory: SQLite's default scattered them and cost 1 KB more a step
 JOURNAL_PAGES = 500  # pages in the write-ahead log before SQLite moves them into the file
@@ -60,6 +61,7 @@ class RunFile(RunReader):
         make_folder(path.parent)
         try:
             self._take_lock()
+            path.with_name(f"{path.name}{COPY}").unlink(missing_ok=True)  # cut short, and it may contain gradients
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # it may contain gradients, or data
             self._connect()
@@ -91,8 +93,7 @@ class RunFile(RunReader):
             mode = "FULL" if sync else "OFF"
             self._db.executescript(
                 f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {mode}; PRAGMA secure_delete = FAST; "
-                f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; PRAGMA cell_size_check = ON; "
-                f"PRAGMA cache_size = -{CACHE}"
+                f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; PRAGMA cache_size = -{CACHE}"
             )
             if is_new:
                 with self._writing():
@@ -110,6 +111,7 @@ class RunFile(RunReader):
         self._inode = _inode(self.path)
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._db.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
+        self._db.execute("PRAGMA cell_size_check = ON")
 
     def _is_whole(self) -> bool:
         """Check everything but the bodies of contributions and updates, before writing makes damage worse.
@@ -134,21 +136,23 @@ class RunFile(RunReader):
             raise next((one for one in damaged if one.row is not None), damaged[0])
         if not all(map(WITHOUT_ROWS.search, found)):
             raise DamageError(self.path, f"is damaged ({visible(found[-1])}); {LEFT}")
-        _log.warning(
-            "%s: it had damage outside of its rows (%s), which were copied into a new file",
-            self.path,
-            visible(found[-1]),
-        )
+        _log.warning("%s: is damaged outside of its rows (%s): these go into a new file", self.path, visible(found[-1]))
         return False
 
     def _rewrite(self) -> None:
-        """Replace the file by a copy with the same rows."""
-        copy = self.path.with_name(f"{self.path.name}.copy")
-        copy.unlink(missing_ok=True)
-        os.close(os.open(copy, os.O_CREAT | os.O_WRONLY, 0o600))
+        """Replace the file by a copy with the same rows.
+
+        Raises:
+            UserError: another process keeps reading it.
+        """
+        copy = self.path.with_name(f"{self.path.name}{COPY}")
+        os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         self._db.execute("VACUUM INTO ?", (str(copy),))
-        for _ in self._rows("PRAGMA wal_checkpoint(TRUNCATE)"):  # or SQLite would add the old journal to the new file
-            pass
+        # Or SQLite would add the old journal to the new file.
+        if any(is_busy for is_busy, *_ in self._rows("PRAGMA wal_checkpoint(TRUNCATE)")):
+            raise UserError(
+                f"{self.path}: another process is reading it: end that", code="file-is-read", file=self.path
+            )
         self._db.close()
         sync_path(copy)
         copy.replace(self.path)

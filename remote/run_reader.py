@@ -267,7 +267,7 @@ class RunReader:
         ask, count = "SELECT number, round, digest, row FROM cells WHERE name = ? ORDER BY number", 0
 
         def unreadable() -> DamageError:
-            return DamageError(self.path, f"row {count} of {name} is damaged; {LEFT}", count)
+            return DamageError(self.path, f"row {count} of {name} is damaged; {LEFT}")
 
         for number, round_, digest, row in self._rows(ask, name, damage=unreadable):
             if digest != digest_of(name, number, round_, row) or number != count:

@@ -56,23 +56,23 @@ def above(
     """
     if not upstream.startswith(("http://", "https://")):
         if not Path(upstream).is_file():
-            said = f"--upstream: {upstream!r} is neither a file nor an address that begins with http:// or https://"
-            raise UserError(said, code="address-malformed", field="--upstream")
+            problem = f"--upstream: {upstream!r} is neither a file nor an address that begins with http:// or https://"
+            raise UserError(problem, code="address-malformed", field="--upstream")
         config = SiteConfig.read(Path(upstream))
         if region not in (None, config.name):
-            said = f"--region: got {region}, but {upstream} is the file of {config.name}"
-            raise UserError(said, code="region-differs", field="--region")
+            problem = f"--region: got {region}, but {upstream} is the file of {config.name}"
+            raise UserError(problem, code="region-differs", field="--region")
     elif region is None:
-        said = "--region is missing: the region of this aggregator, one of federation.regions"
-        raise UserError(said, code="region-missing", field="--region")
+        problem = "--region is missing: the region of this aggregator, one of federation.regions"
+        raise UserError(problem, code="region-missing", field="--region")
     else:
         fields = {"name": region, "aggregator": upstream, "data": str(output), "output": str(output)}
         made = validate(SiteConfig, fields | {"allow_plain_http": allow_plain_http}, file="--upstream")
         config = made.checked("--upstream")
     if config.name not in (regions := sorted(federation.regions)):
         expected = f"expected one of {', '.join(regions[:20])}" if regions else "whose federation.regions has none"
-        said = f"--region: {config.name} is not a region of this run, {expected}"
-        raise UserError(said, code="region-unknown", field="--region")
+        problem = f"--region: {config.name} is not a region of this run, {expected}"
+        raise UserError(problem, code="region-unknown", field="--region")
     return config
 
 
@@ -89,8 +89,8 @@ def check_not_here(upstream: str, port: int) -> None:
         family, *_, (host, *_) = socket.getaddrinfo(address.hostname, 0)[0]
         with socket.socket(family) as probe:
             probe.bind((host, 0))
-        said = f"--upstream: {upstream} is the address of this aggregator, expected that of the one above"
-        raise UserError(said, code="upstream-is-itself", field="--upstream")
+        problem = f"--upstream: {upstream} is the address of this aggregator, expected that of the one above"
+        raise UserError(problem, code="upstream-is-itself", field="--upstream")
 
 
 class Upstream:
@@ -125,17 +125,17 @@ class Upstream:
                 raise UserError(f"--upstream: {error}", code=error.code, field="--upstream") from None
         check_versions(address, offered, name)
         if (got := offered.get("plan_sha256")) != (own := self._plan.sha256()):
-            said = (
+            problem = (
                 f"--upstream: {address} has another run than this file: its plan_sha256 is {visible(str(got), 64)}, "
                 f"here {own}"
             )
-            raise UserError(said, code="run-differs", field="--upstream")
+            raise UserError(problem, code="run-differs", field="--upstream")
         above = self._spec.federation.nodes[name].above
         if (got := offered.get("aggregator")) != above:
-            said = (
+            problem = (
                 f"--upstream: {address} is the aggregator of {visible(str(got), 64)}, but {name} is a member of {above}"
             )
-            raise UserError(said, code="region-differs", field="--upstream")
+            raise UserError(problem, code="region-differs", field="--upstream")
         if begins and offered.get("round", 0) != 0:
             raise UserError(
                 f"--output: is new, but the run of {address} is in round {visible(str(offered['round']), 20)}: {name} "
@@ -167,8 +167,8 @@ class Upstream:
             with early:
                 run = self.ask()
             if run != own.run_id:
-                said = f"--upstream: {self._config.aggregator} has another run than {output}: choose another --output"
-                raise UserError(said, code="run-differs", field="--upstream")
+                problem = f"--upstream: {self._config.aggregator} has another run than {output}: choose another one"
+                raise UserError(problem, code="run-differs", field="--upstream")
         return own
 
     def _recorded(self, round_: int) -> bytes | None:

@@ -54,6 +54,8 @@ class _ForwardHook:
     def __call__(
         self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor | None:
+        if "forward" in vars(module):  # put in place of the layer's own: it may compute anything
+            return None
         if torch.compiler.is_compiling():
             if hasattr(module.weight, "device_mesh"):  # a DTensor, for which our operator has no rule: it is dense
                 return None
@@ -159,8 +161,7 @@ class FactorCapture:
             output: [..., out], the shape of Δ. All axes but the last become rows, in the layer's order.
         """
         name = self._names.get(module.weight)  # None if functional_call has replaced the weight
-        is_other = "forward" in vars(module)  # a forward pass that was put in place of the layer's
-        if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad or is_other:
+        if name not in self._pairs or not output.requires_grad or not module.weight.requires_grad:
             return
         source: Tensor = args[0] if args else kwargs["input"]
         if name in self._unchecked:

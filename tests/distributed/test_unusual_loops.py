@@ -87,6 +87,20 @@ def reduced(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     LowRank(model, rank=None).backward(_means(model, (x, y)), weight=len(y))
 
 
+def divided_later(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Divide a layer before the LowRank is made, and the rest afterwards."""
+    assert isinstance(model, nn.Sequential)
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    fully_shard(model[3], mp_policy=policy)
+    sync = LowRank(model, rank=None)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    fully_shard(model, mp_policy=policy)
+    for each in (loss_of(model, (x, y)), _means(model, (x, y))):
+        model.zero_grad()
+        sync.backward(each, weight=len(y))
+        gc.collect()
+
+
 def in_function(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     """Zero gradients, or take a step, within the function."""
     sync, optimizer = LowRank(model, rank=None), torch.optim.SGD(model.parameters(), 0.1 if kind == "step" else 0.0)
@@ -171,6 +185,7 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "fully_shard accumulates": (accumulated, "plain"),
     "fully_shard with a custom function": (accumulated, "custom"),
     "fully_shard with another dtype": (reduced, ""),
+    "fully_shard again": (divided_later, ""),
     "zero_grad in the function": (in_function, "zero_grad"),
     "zero_grad in the function, in place": (in_function, "in place"),
     "a function without the scaler": (in_function, "scaler"),

@@ -141,3 +141,14 @@ def test_a_layer_that_is_called_beside_its_graph_too_is_dense() -> None:
         capture.backward(model(compiled(x)).square().sum())
     found = {name: factor.gradient() for name, factor in capture.factors().items()} | capture.dense()
     assert all(torch.allclose(found[name], expected[f"0.{name}"], rtol=1e-12) for name in ("0.weight", "0.bias"))
+
+
+def test_a_layer_with_another_forward_keeps_it_and_is_dense() -> None:
+    model, x = plain(), torch.randn(4, 6)
+    layer: Any = model.get_submodule("2")
+    with FactorCapture(model, plain=False) as capture:
+        layer.forward = lambda source: 2 * nn.functional.linear(source, layer.weight)
+        output = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+        capture.backward(output.sum())
+    assert torch.equal(output, model(x))
+    assert (set(capture.factors()), set(capture.dense())) == ({"0.weight"}, {"0.bias", "2.weight"})
