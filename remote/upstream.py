@@ -167,7 +167,7 @@ class Upstream:
             with early:
                 run = self.ask()
             if run != own.run_id:
-                problem = f"--upstream: {self._config.aggregator} has another run than {output}: choose another one"
+                problem = f"--upstream: {self._config.aggregator} has another run: choose another --output"
                 raise UserError(problem, code="run-differs", field="--upstream")
         return own
 
