@@ -50,7 +50,7 @@ from rankdad.distributed.options import (
     warn_if_dense,
     wire_of,
 )
-from rankdad.distributed.watching import Watch
+from rankdad.distributed.watching import Reached, Watch
 
 FEEDBACK = {True: "site", False: "none"}
 MORE_DIRECTIONS = 4  # tracked from step to step, in addition to those sent
@@ -137,8 +137,9 @@ class LowRankState:
         check_group(self._group)
         self._method = self._checked(agreed_method(self._options, self._model, Groups(self._group)))
         self._place, self._places = dist.get_rank(self._group), dist.get_world_size(self._group)
-        self._watch = Watch(self._model, "LowRankState")
         parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._reached = Reached(parameters)
+        self._watch = Watch(self._model, "LowRankState")
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._routes = {route.name: route for route in choose_routes(self._model, self._method)}
         self._like = torch.zeros((), dtype=self._precision, device=next(iter(parameters.values())).device)
@@ -157,6 +158,7 @@ class LowRankState:
         assert group is not None
         averaging = allreduce_hook(group, bucket) if sparse else self._begin_bucket(bucket)
         if bucket.is_last():
+            self._reached.names.clear()
             self._finish()
             self._step += 1
         return averaging
@@ -202,7 +204,7 @@ class LowRankState:
                     for value, route in zip(meant, routes, strict=True)
                 ]
                 sent = tuple(v.leading(self._method.rank) if isinstance(v, Factor) else v for v in found)
-                data = exchange.pack(Message(Status.FINE, 1.0, sent))
+                data = exchange.pack(Message(Status.FINE, 1.0, sent, frozenset(self._reached.names)))
             except OVERFLOWS:
                 data = exchange.pack(Message(Status.OVERFLOW, 1.0))
             except Exception as error:  # such as out of memory: raised when all ranks know
@@ -251,11 +253,11 @@ class LowRankState:
                 problem = failure or told
                 assert problem is not None
                 raise problem
-            if update.status == Status.FINE:
-                self._node_state = node_state
+            if update.status == Status.FINE:  # DistributedDataParallel drops averages of what no rank has used
+                self._node_state = node_state.but(self._node_state, self._routes.keys() - update.used)
             values = iter(update.payload)
             for each in begun:
-                self._write(each, [next(values) for _ in each.meant] if update.payload else None)
+                self._write(each, [next(values) for _ in each.meant] if update.payload else None, update.used)
 
     def _node(self, exchange: Gathering | Owners) -> Node:
         """Return this rank's part in combining all ranks' rows."""
@@ -267,12 +269,12 @@ class LowRankState:
             method, self._node_state, derive(str(self._options["seed"]), "hook", self._step, "node"), self._failed
         )
 
-    def _write(self, begun: Begun, update: Sequence[Matrix] | None) -> None:
+    def _write(self, begun: Begun, update: Sequence[Matrix] | None, used: frozenset[str]) -> None:
         """Write a bucket's average, or NaN if there is none, and keep what this rank has not sent."""
         if update is None:
             begun.buffer.fill_(math.nan)
         else:
-            self._keep(begun)
+            self._keep(begun, used)
             for each, mean, value in zip(begun.gradients, begun.meant, update, strict=True):
                 if isinstance(value, Factor):
                     torch.mm(value.delta.T.mul(begun.scale), value.activation, out=mean)
@@ -308,21 +310,19 @@ class LowRankState:
         iterations = warm if basis is not None and len(basis) else COLD_ITERATIONS
         return block(meant, route.up + MORE_DIRECTIONS, basis=basis, seed=seed, iterations=iterations, oversampling=0)
 
-    def _keep(self, begun: Begun) -> None:
-        """Store a bucket's residuals (this rank's intended minus decoded gradient) and its directions."""
+    def _keep(self, begun: Begun, used: frozenset[str]) -> None:
+        """Store the residuals (this rank's intended minus decoded gradient) and directions of what was used."""
         share, keeps = 1 / self._places, self._method.feedback != "none"
-        rounds = keeps and not self._lossless
+        rounds = keeps and not is_lossless(self._method.wire, self._like.dtype)
         decoded = all_received(begun.sent, self._method.wire) if rounds else begun.sent
         parts = zip(begun.exchange.layout.routes, begun.meant, begun.found, decoded, strict=True)
         for route, whole, value, part in parts:
+            if route.name not in used:
+                continue
             if isinstance(value, Factor):
                 self._bases[route.name] = value.activation
             if keeps and (route.up is not None or rounds):
                 self._residuals[route.name] = minus_matrix(whole, part, share, out=self._residuals.get(route.name))
-
-    @property
-    def _lossless(self) -> bool:
-        return is_lossless(self._method.wire, self._like.dtype)
 
     def describe(self) -> list[Travels]:
         """Return how each parameter's gradient is sent, reduced or dense, and its bytes.
@@ -381,8 +381,8 @@ def low_rank_hook(state: LowRankState, bucket: GradBucket) -> Future[Tensor]:
     step's last bucket; so is a rank that has ended. To continue after an error, wrap the model again:
     DistributedDataParallel takes no further step. The state may stay.
 
-    A parameter with a hook on its gradient is sent as the hook leaves it, unreduced. Sparse gradients stay sparse, and
-    are averaged as without this hook.
+    What no rank has used in a step keeps its residual. A parameter with a hook on its gradient is sent as the hook
+    leaves it, unreduced. Sparse gradients stay sparse, and are averaged as without this hook.
 
     Args:
         state: the same object in every step.

@@ -281,6 +281,34 @@ class _Look:
             owner.met()
 
 
+class Reached:
+    """The parameters that have received a gradient, as DistributedDataParallel notes them for its own passes.
+
+    Args:
+        parameters: by name.
+
+    Attributes:
+        names: of those parameters, until the caller clears it.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.names = set[str]()
+        handles = [p.register_post_accumulate_grad_hook(_Note(self.names, name)) for name, p in parameters.items()]
+        self._remove = weakref.finalize(self, _remove_all, handles)
+
+
+class _Note:
+    """A parameter's hook that notes its name."""
+
+    only_looks = True
+
+    def __init__(self, names: set[str], name: str) -> None:
+        self._names, self._name = names, name
+
+    def __call__(self, _: Tensor) -> None:
+        self._names.add(self._name)
+
+
 def _nothing() -> None:
     """Remove nothing."""
 

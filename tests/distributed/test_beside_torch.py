@@ -116,19 +116,42 @@ def test_dsgd_is_data_parallel_and_powersgd_is_torchs_to_the_last_bit_where_both
         assert all(0 < worst <= 1e-11 for worst in others), others
 
 
+class AtTimes(nn.Module):
+    """A perceptron whose middle layer no rank uses in two of three steps, and one rank alone in the third.
+
+    Attributes:
+        uses: whether the next pass does.
+    """
+
+    uses = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.middle = perceptron(), nn.Linear(80, 80)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layers[:3](x)
+        result: Tensor = self.layers[3:](hidden + self.middle(hidden) if self.uses else hidden)
+        return result
+
+
 def hooked(wire: str, gather_up_to: int) -> tuple[float, float, str]:
     """Return errors of the hook: with all rows in one step, and of what was applied and is kept in twelve; a digest."""
-    model, few = perceptron(), perceptron()
+    model, few = perceptron(), AtTimes()
     exact, kept = DistributedDataParallel(model), LowRankState(few, rank=2, wire=wire, gather_up_to=gather_up_to)
     exact.register_comm_hook(LowRankState(exact, rank=20, wire="float64", gather_up_to=gather_up_to), low_rank_hook)
-    ddp = DistributedDataParallel(few, bucket_cap_mb=0.02)  # several buckets
+    ddp = DistributedDataParallel(few, bucket_cap_mb=0.02, find_unused_parameters=True)  # several buckets
     ddp.register_comm_hook(kept, low_rank_hook)
     meant, applied = dict[str, Tensor](), dict[str, Tensor]()
     for step in range(12):
         batches = batches_of((8, 8), step)
-        for name, value in pooled(few, batches).items():
-            meant[name] = meant.get(name, torch.zeros(())) + value
+        for rank, batch in enumerate(batches):
+            few.uses = step % 3 == rank
+            own = torch.autograd.grad(loss_of(few, batch), list(few.parameters()), materialize_grads=True)
+            for (name, _), value in zip(few.named_parameters(), own, strict=True):
+                meant[name] = meant.get(name, torch.zeros(())) + value / 2
         few.zero_grad()
+        few.uses = step % 3 == place()
         loss_of(ddp, batches[place()]).backward()
         for name, value in grads(few).items():
             applied[name] = applied.get(name, torch.zeros(())) + value
