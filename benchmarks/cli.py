@@ -12,6 +12,7 @@ import typer
 from benchmarks import cli_quality, cli_speed
 from benchmarks.paper.cli import paper
 from benchmarks.privacy import cli as privacy
+from benchmarks.relay import cli as relay
 from rankdad.command import is_launched, new_app
 from rankdad.common.errors import UserError
 
@@ -69,6 +70,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *cli_quality.COMMANDS,
     *cli_speed.COMMANDS,
     *privacy.COMMANDS,
+    *relay.COMMANDS,
     faults,
     ts,
     house,

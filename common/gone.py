@@ -15,6 +15,7 @@ TRANSFORMS = (  # of MONAI
 GONE: dict[tuple[str, str | None], str] = {
     ("data.reader", "ts"): f"ts {CONVERT}, and read it as npz; for tables use series",
     ("simulation.source", "uea"): f"uea {CONVERT}, and use the source npz",
+    ("simulation.relay", None): "the relay moved to the benchmarks: python -m benchmarks behind RELAY.json FILE.json",
     ("loading.disk_mib", None): "the cache on disk was removed: leave it out, and read ahead (loading.workers)",
     ("method.name", "top-rows"): f"top-rows {PAPERS}; expected dsgd, dad, edad, rank-dad, powersgd or top-k",
     ("method.preset", "authors"): f'authors {PAPERS}, {{"name": "authors"}}; expected converged, or no preset',

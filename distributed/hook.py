@@ -253,7 +253,7 @@ class LowRankState:
                 problem = failure or told
                 assert problem is not None
                 raise problem
-            if update.status == Status.FINE:  # DistributedDataParallel drops averages of what no rank has used
+            if update.status == Status.FINE:  # DistributedDataParallel drops averages of unused parameters
                 self._node_state = node_state.but(self._node_state, self._routes.keys() - update.used)
             values = iter(update.payload)
             for each in begun:
@@ -311,7 +311,7 @@ class LowRankState:
         return block(meant, route.up + MORE_DIRECTIONS, basis=basis, seed=seed, iterations=iterations, oversampling=0)
 
     def _keep(self, begun: Begun, used: frozenset[str]) -> None:
-        """Store the residuals (this rank's intended minus decoded gradient) and directions of what was used."""
+        """Store the residuals (this rank's intended minus decoded gradient) and directions of used parameters."""
         share, keeps = 1 / self._places, self._method.feedback != "none"
         rounds = keeps and not is_lossless(self._method.wire, self._like.dtype)
         decoded = all_received(begun.sent, self._method.wire) if rounds else begun.sent

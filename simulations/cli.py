@@ -1,4 +1,4 @@
-"""Commands of the simulator: `rankdad init`, `rankdad simulate`, `rankdad split`, `rankdad relay`."""
+"""Commands of the simulator: `rankdad init`, `rankdad simulate`, `rankdad split`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def mount(app: typer.Typer) -> None:
     app.command()(split)
     app.command()(check)
     app.command()(verify)
-    app.command()(relay)
     app.command()(init)
 
 
@@ -61,9 +60,6 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="Resume the interrupted run in this directory.")
     ] = None,
     ledger: Annotated[bool, typer.Option("--ledger", help="Record every round, so that --resume works.")] = False,
-    relay: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Simulate slow links and faults as this file says.")
-    ] = None,
     device: DeviceOption = None,
     pooled: Annotated[
         bool, typer.Option("--pooled", help="Train on the pooled data of all sites, for comparison.")
@@ -80,14 +76,12 @@ def simulate(
     from rankdad.simulations.spec import read_simulation
 
     factories = tuple(allow_factory or ())
-    reading = partial(
-        read_simulation, sites=sites, regions=regions, data=data, relay=relay, weights=weights, device=device
-    )
+    reading = partial(read_simulation, sites=sites, regions=regions, data=data, weights=weights, device=device)
     place = partial(_new_directory, output)
     if is_launched():
         from rankdad.simulations.cluster import simulate as over_ranks
 
-        alone = {"--resume": resume, "--ledger": ledger, "--relay": relay, "--pooled": pooled}
+        alone = {"--resume": resume, "--ledger": ledger, "--pooled": pooled}
         read_here = partial(_for_ranks, reading, file, set_ or [], [option for option, given in alone.items() if given])
         outcome = over_ranks(file, read_here, place, factories, json_output=json_, quiet=quiet)
         if outcome is not None:  # at rank 0
@@ -101,7 +95,7 @@ def simulate(
             "--regions": regions,
             "--data": data,
         }
-        given |= {"--set": set_, "--lockstep": lockstep, "--relay": relay, "--device": device, "--pooled": pooled}
+        given |= {"--set": set_, "--lockstep": lockstep, "--device": device, "--pooled": pooled}
         refuse_options(
             {**given, "--weights": weights}, "--resume goes on with a run as it was: leave one of the two out"
         )
@@ -111,9 +105,6 @@ def simulate(
     else:
         if lockstep or pooled:
             one = "--lockstep" if lockstep else "--pooled"
-            refuse_options(
-                {"--relay": relay}, f"{one} has no links that could be slow or faulty: leave one of the two out"
-            )
             refuse_options(
                 {"--ledger": ledger}, f"a run with {one} cannot go on after it was cut short: leave one of the two out"
             )
@@ -189,14 +180,7 @@ def _for_ranks(
             f"{options[0]}: torchrun's ranks train in lockstep, which has none: leave one of the two out",
             code="options-exclude",
         )
-    read = reading(file, assignments)
-    if read.simulation.relay is not None:
-        raise UserError(
-            "simulation.relay: torchrun's ranks have no links that could be slow or faulty: set it to null",
-            code="options-exclude",
-            field="simulation.relay",
-        )
-    return read
+    return reading(file, assignments)
 
 
 def _needs_ledger(spec: RunSpec) -> bool:
@@ -270,24 +254,6 @@ def _as_simulated(simulation: SimulationSpec) -> list[str]:
     return [*notes, "for data of real patients, create kits with `rankdad provision`"] if notes else []
 
 
-def relay(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="Bandwidth, latency and faults to simulate.")],
-    to: Annotated[str, typer.Option(help="HOST:PORT of the aggregator.")],
-    listen: Annotated[str, typer.Option(help="HOST:PORT that sites connect to; port 0 takes a free one.")],
-) -> None:
-    """Relay traffic between sites and aggregator with slow links and faults until Ctrl-C, then print a report."""
-    from rankdad.common.documents import load_json, validate
-    from rankdad.remote.server import listen as listen_on
-    from rankdad.simulations.faults import RelaySpec
-    from rankdad.simulations.relay import run_relay, show_report
-
-    spec = validate(RelaySpec, load_json(file), file=file)
-    listening = listen_on(*_address("--listen", listen))
-    host, port = listening.getsockname()[:2]
-    typer.echo(f"listening on http://{host}:{port}, passing on to {to}")
-    show_report(run_relay(spec, listening, _address("--to", to)), typer.echo)
-
-
 def init(
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="A table, or a folder with one table or one folder per hospital.")
@@ -332,15 +298,6 @@ def init(
     for note in document["notes"]:
         typer.echo(f"note: {visible(note, 500)}")
     typer.echo(f"{output} is written; read it, then run: rankdad simulate {output}")
-
-
-def _address(option: str, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise UserError(
-            f"{option}: got {text!r}, expected HOST:PORT such as 127.0.0.1:8765", code="address-malformed", field=option
-        )
-    return host.strip("[]"), int(port)
 
 
 def _changed_batch(spec: RunSpec, before: int) -> str:

@@ -21,7 +21,7 @@ from rankdad.common.data import SiteData
 from rankdad.common.data.files import Fact
 from rankdad.common.devices import CPU
 from rankdad.common.documents import load_json
-from rankdad.common.errors import RankdadError, RunFailedError, UserError
+from rankdad.common.errors import RankdadError, RunFailedError
 from rankdad.common.models import build_network
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.plan import Plan, make_plan
@@ -201,16 +201,7 @@ def simulate(
         pooled: whether one site has all data.
         quiet: whether to omit lines about epochs.
         on_round: called after every round instead of printing.
-
-    Raises:
-        UserError: the simulation has a relay, which needs processes.
     """
-    if file.simulation.relay is not None:
-        raise UserError(
-            "simulation.relay: a run in one process has no connections: set it to null",
-            code="options-exclude",
-            field="simulation.relay",
-        )
     torch.set_num_threads(file.run.training.threads)
     with own_directory(directory, TOP, new=True):
         spec = file.run

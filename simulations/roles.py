@@ -14,26 +14,24 @@ from typing import IO, cast
 
 from rich.console import Console
 
-from rankdad.common.files import keep_private, write_json
+from rankdad.common.files import keep_private
 from rankdad.common.logs import LogOptions, set_up
 from rankdad.common.spec.tree import TOP
 from rankdad.common.terminal import console_here
 from rankdad.local.config import SiteConfig
 from rankdad.remote.config import Access
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.simulations.faults import RelaySpec
 from rankdad.simulations.processes import open_log, redirect, run
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import region_directory
 
-RELAY = "the relay"  # name of its process; not a valid name of a site
-
 
 def log_path(directory: Path, name: str) -> Path:
     """Return the path of a process's log."""
-    logs = {TOP: directory / "aggregator.log", RELAY: directory / "relay.log"}
+    if name == TOP:
+        return directory / "aggregator.log"
     region = region_directory(directory, name)
-    return logs.get(name, (region if region.exists() else directory / "sites" / name) / "log.txt")
+    return (region if region.exists() else directory / "sites" / name) / "log.txt"
 
 
 def aggregator_process(
@@ -90,18 +88,3 @@ def _close(ends: Sequence[Connection], listening: Sequence[socket.socket]) -> No
         end.close()
     for one in listening:
         one.close()
-
-
-def relay_process(spec: RelaySpec, directory: Path, relaying: socket.socket, listening: socket.socket) -> None:
-    """Relay connections to the aggregator in a forked process."""
-    from rankdad.simulations.relay import run_relay
-
-    to = listening.getsockname()[:2]
-    listening.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    with open_log(log_path(directory, RELAY)) as log:
-        redirect(log)
-        relay = partial(run_relay, spec, relaying, to, signals=(signal.SIGTERM,), lifeline=parent.sentinel)
-        run(lambda: write_json(directory / "relay.json", relay()), log)

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
@@ -35,13 +36,14 @@ from rankdad.remote.run_reader import FILE
 from rankdad.remote.server import listen
 from rankdad.remote.tracking import trackers_of
 from rankdad.simulations.processes import how_it_ended, last_error, last_lines, start, stop
-from rankdad.simulations.roles import RELAY, aggregator_process, log_path, relay_process, site_process
+from rankdad.simulations.roles import aggregator_process, log_path, site_process
 from rankdad.simulations.site_folders import write_sites
 from rankdad.simulations.spec import SimulationFile
 from rankdad.simulations.tree import region_directory
 
 PATIENCE = 10.0  # seconds for which a site retries the aggregator
 SIMULATION = "simulation.json"  # in a run's directory, for `--resume`
+Between = Callable[[str], AbstractContextManager[str]]
 
 
 class SimulationError(RankdadError):
@@ -64,6 +66,7 @@ def simulate(
     tokens: bool = False,
     resume: bool = False,
     logs: LogOptions = LogOptions(),  # noqa: B008
+    between: Between = nullcontext,
 ) -> dict[str, Any]:
     """Run a simulation, and return its summary.
 
@@ -76,6 +79,8 @@ def simulate(
         tokens: whether sites authenticate by tokens.
         resume: whether to resume the run in the directory.
         logs: options of the processes' logs.
+        between: enters what lies between the sites and the top aggregator, such as a slow link, from its URL, and
+            yields the URL for the sites.
 
     Raises:
         UserError: the data cannot be read or partitioned, or the directory already has a run.
@@ -88,17 +93,19 @@ def simulate(
         raise UserError(
             f"{directory}: {problem}; or choose another --output, or remove it", code="cannot-resume", field="--output"
         )
-    relay, nodes = file.simulation.relay, file.run.federation.nodes
-    with own_directory(directory, TOP, new=not resume), contextlib.ExitStack() as sockets:
+    nodes = file.run.federation.nodes
+    with (
+        own_directory(directory, TOP, new=not resume),
+        contextlib.ExitStack() as sockets,
+        contextlib.ExitStack() as links,
+    ):
         if not resume:
             write_json(directory / SIMULATION, file.model_dump(mode="json"))
         listening = {name: sockets.enter_context(listen("127.0.0.1", 0)) for name in nodes}
-        relaying = sockets.enter_context(listen("127.0.0.1", 0)) if relay else None
         urls = {name: _url(socket) for name, socket in listening.items()}
-        if relaying is not None:
-            urls[TOP] = _url(relaying)
+        urls[TOP] = links.enter_context(between(urls[TOP]))
         above = {child: urls[name] for name, node in nodes.items() for child in node.children}
-        patience = PATIENCE + len(above) / 4 + (3 * relay.longest if relay else 0.0)  # all start at once
+        patience = PATIENCE + len(above) / 4  # all start at once
         configs = write_sites(
             file, directory / "sites", above, allow_factories=allow_factories, patience=patience, is_written=resume
         )
@@ -108,7 +115,7 @@ def simulate(
         aggregators = {
             name: partial(aggregator_process, file, directory, regions.get(name), *options) for name in nodes
         }
-        processes = _Processes(file, directory, listening, relaying, configs, aggregators, logs)
+        processes = _Processes(file, directory, listening, configs, aggregators, logs)
         sockets.close()  # the processes have their own
         return processes.run()
 
@@ -153,25 +160,16 @@ class _Processes:
         file: SimulationFile,
         directory: Path,
         listening: Mapping[str, socket.socket],
-        relaying: socket.socket | None,
         configs: dict[str, SiteConfig],
         aggregators: Mapping[str, Callable[..., None]],
         logs: LogOptions,
     ) -> None:
         self._directory = directory
         self._above = {child: name for name, node in file.run.federation.nodes.items() for child in node.children}
-        self._above[RELAY] = TOP
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._first = ""  # first process that failed
         self._before = self._summary()
         self._died, self._required = 0, file.run.federation.required_sites  # sites
-        self._relays: tuple[BaseProcess, ...] = ()  # one or none
-        if relaying is not None:
-            # First: later processes inherit its sentinel's other end, so it outlives them all.
-            assert file.simulation.relay is not None
-            relay = partial(relay_process, file.simulation.relay, directory, relaying, listening[TOP])
-            self._relays = (start(context, RELAY, relay),)
-            relaying.close()
         pipes = {name: context.Pipe(duplex=False) for name in aggregators}
         self._lifelines = {name: writing for name, (_, writing) in pipes.items()}
         ends = tuple(self._lifelines.values())
@@ -210,12 +208,12 @@ class _Processes:
         everyone = (*self._aggregators.values(), *self._sites.values())
         running: dict[Any, BaseProcess] = {process.sentinel: process for process in everyone}
         while running:
-            for sentinel in wait([stopped, *running, *(process.sentinel for process in self._relays)]):
+            for sentinel in wait([stopped, *running]):
                 if sentinel is stopped:
                     return
-                process = running.pop(sentinel, *self._relays)
+                process = running.pop(sentinel)
                 process.join()
-                if process.exitcode == 0 and process not in self._relays:  # the relay ends on request
+                if process.exitcode == 0:
                     continue
                 self._first = process.name
                 self._died += process in self._sites.values()
@@ -241,7 +239,6 @@ class _Processes:
         """Stop all processes: by waiting, then by SIGTERM, then by SIGKILL."""
         ends = [*self._aggregators.values(), *self._sites.values()]
         stop(ends, ("terminate",) * at_once + ("wait", "terminate", "wait", "kill", "wait"))
-        stop(self._relays, ("terminate", "wait", "kill", "wait"))  # last, as the others use them
         for lifeline in self._lifelines.values():
             lifeline.close()
 
@@ -249,7 +246,7 @@ class _Processes:
         """Return the summary of a successful run, or raise an error about the failed process."""
         path, found = self._directory / "summary.json", self._summary()
         summary = {} if found == self._before else found  # a resumed run has an earlier one
-        everyone = {**self._aggregators, **self._sites, **{process.name: process for process in self._relays}}
+        everyone = self._aggregators | self._sites
         if all(process.exitcode == 0 for name, process in everyone.items() if name not in self._sites) and (
             self._has_quorum() and summary.get("status") == "completed"
         ):

@@ -14,7 +14,6 @@ from rankdad.common.errors import SpecError
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData
-from rankdad.simulations.faults import RelaySpec
 from rankdad.simulations.partition import ByColumn, Folder, Iid, Partition
 from rankdad.simulations.sources import BUNDLED, BreastCancer, Diabetes, Folders, OneTable, Source
 
@@ -38,8 +37,6 @@ class SimulationSpec(Part):
     """Policy of every site; missing fields have a hospital's defaults."""
     secret: str = "simulation"
     """Seed of the sites' secrets without the policy's `keyed_folds`; another one changes folds and batches."""
-    relay: RelaySpec | None = None
-    """Relay with slow links and faults between sites and aggregator; null connects them directly."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -105,7 +102,6 @@ class Replacements(TypedDict, total=False):
         sites: number of sites.
         regions: number of regions, to which sites are assigned.
         data: the source's file.
-        relay: a relay's file.
         weights: folder of pretrained weights.
         device: device of the sites.
     """
@@ -113,7 +109,6 @@ class Replacements(TypedDict, total=False):
     sites: int | None
     regions: int | None
     data: Path | None
-    relay: Path | None
     weights: Path | None
     device: str | None
 
@@ -131,10 +126,10 @@ def changed(document: Any, **options: Unpack[Replacements]) -> Any:
     """Apply options to a simulation's document.
 
     Raises:
-        UserError: an option does not fit the document, or the relay's file is invalid.
+        UserError: an option does not fit the document.
     """
     sites, regions, data = options.get("sites"), options.get("regions"), options.get("data")
-    relay, weights, device = options.get("relay"), options.get("weights"), options.get("device")
+    weights, device = options.get("weights"), options.get("device")
     source = _found(document, "simulation", "source", "name")
     if sites is not None:
         if source == "folders":
@@ -159,9 +154,6 @@ def changed(document: Any, **options: Unpack[Replacements]) -> Any:
         document = _assign(document, ("simulation", "weights"), str(weights))
     if device is not None:
         document = _assign(document, ("simulation", "device"), device)
-    if relay is not None:
-        validate(RelaySpec, load_json(relay), file=relay)  # errors then name this file
-        document = _assign(document, ("simulation", "relay"), load_json(relay))
     return document
 
 

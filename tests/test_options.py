@@ -50,8 +50,6 @@ def files(tmp_path: Path) -> Path:
         ("simulate simulation.json --resume out", "FILE.json"),
         ("simulate simulation.json --lockstep --pooled --output out", "--lockstep"),
         ("simulate simulation.json --pooled --regions 2 --output out", "--regions"),
-        ("simulate simulation.json --pooled --relay run.json --output out", "--relay"),
-        ("simulate simulation.json --lockstep --relay run.json --output out", "--relay"),
         ("simulate simulation.json --pooled --ledger --output out", "--ledger"),
         ("simulate simulation.json --verbose --quiet --output out", "--quiet"),
         ("export out --output model --final", "--final"),

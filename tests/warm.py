@@ -31,7 +31,6 @@ CONTEXT.set_forkserver_preload(
             "rankdad.simulations.simulator",
         ),
         *(
-            "rankdad.simulations.relay",
             "rankdad.simulations.lockstep",
             "rankdad.platforms.coinstac.service",
             "tests.e2e.failpoints",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.relay.cli import REPORT
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import DataError, SpecError
 from rankdad.local.timings import STRETCHES
@@ -72,17 +74,15 @@ class Timing:
 def arrange(document: dict[str, Any], sites: int, link: str) -> dict[str, Any]:
     """Return the document of a simulation with so many sites, and one of `LINKS`."""
     federation = {"sites": [f"site-{number + 1:02d}" for number in range(sites)]}
-    return {
-        "run": document["run"] | {"federation": federation},
-        "simulation": document["simulation"] | {"relay": LINKS[link]},
-    }
+    run = document["run"] | {"federation": federation}
+    return {"run": run, "simulation": document["simulation"], "relay": LINKS[link]}
 
 
 def measure(document: dict[str, Any], *, steps: int = 12) -> Timing:
     """Run the first steps of a simulation as real processes, without validation and test, and time them.
 
     Args:
-        document: of a `SimulationFile` whose source has arrays.
+        document: of a `SimulationFile` whose source has arrays, and of a relay or None.
         steps: how many; the first three do not count.
 
     Raises:
@@ -90,9 +90,13 @@ def measure(document: dict[str, Any], *, steps: int = 12) -> Timing:
         RankdadError: the run failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        file, run = Path(folder) / "file.json", Path(folder) / "run"
+        file, run, relay = (Path(folder) / name for name in ("file.json", "run", "relay.json"))
         file.write_text(json.dumps(_shortened(document, steps, Path(folder) / "pool.npz")), encoding="utf-8")
-        summary_of(command(file, run))
+        words = command(file, run)
+        if document["relay"] is not None:
+            relay.write_text(json.dumps(document["relay"]), encoding="utf-8")
+            words = [sys.executable, "-m", "benchmarks", "behind", str(relay), str(file), "--output", str(run)]
+        summary_of(words)
         return _timing(run)
 
 
@@ -135,8 +139,8 @@ def _timing(run: Path) -> Timing:
     low, median, high = np.quantile(steps["seconds"], (0.25, 0.5, 0.75))
     up, down = steps["bytes_up"].mean(), steps["bytes_down"].mean()
     relay, connections = 0.0, 0
-    if (run / "relay.json").exists():
-        report = load_json(run / "relay.json")
+    if (run / REPORT).exists():
+        report = load_json(run / REPORT)
         relay = report["processor_seconds"] * (up + down) / sum(report["bytes"].values())
         connections = report["connections"]
     return Timing(

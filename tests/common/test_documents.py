@@ -18,6 +18,7 @@ from rankdad.common.documents import MAX_DEPTH, load_json, parse_json, replace, 
 from rankdad.common.errors import RankdadError, SpecError, UserError, visible
 from rankdad.common.gone import GONE
 from rankdad.common.spec import RunSpec
+from rankdad.simulations.spec import SimulationFile
 from tests.conftest import run_document, run_spec
 
 DEEP = "[" * 100_000
@@ -141,6 +142,12 @@ def test_what_earlier_versions_knew_is_told_what_takes_its_place(changes: dict[s
         run_spec(training=changes)
     assert caught.value.field == field
     assert GONE[field, "float16" if field.endswith("autocast") else None] in str(caught.value)
+
+
+def test_a_relay_in_a_simulation_is_told_where_it_is() -> None:
+    with pytest.raises(SpecError) as caught:
+        validate(SimulationFile, {"run": run_document(), "simulation": {"source": {"name": "digits"}, "relay": {}}})
+    assert GONE["simulation.relay", None] in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from statsmodels.api import Logit, add_constant
 from rankdad.common.data import read_site
 from rankdad.common.data.folds import Split
 from rankdad.common.documents import validate
-from rankdad.common.errors import DataError, FewSamplesError, SpecError, UserError
+from rankdad.common.errors import DataError, FewSamplesError, SpecError
 from rankdad.common.needs import patients_for_sums
 from rankdad.common.policy import Policy
 from rankdad.common.preparation import Preparing
@@ -48,13 +48,6 @@ def test_values_that_the_spec_writes_differently_are_refused_as_such(folder: Pat
     with pytest.raises(DataError) as refused:
         simulate({"run": run, "simulation": simulation}, output=tmp_path / "run", progress=False)
     assert (refused.value.code, refused.value.field) == ("values-spelled-apart", column)
-
-
-def test_a_relay_is_refused_where_there_are_no_links(folder: Path, tmp_path: Path) -> None:
-    simulation = {"source": {"name": "folders", "path": str(folder)}, "partition": {"name": "folder"}, "relay": {}}
-    with pytest.raises(UserError) as refused:
-        simulate({"run": document("sick"), "simulation": simulation}, output=tmp_path / "run", progress=False)
-    assert (refused.value.code, refused.value.field) == ("options-exclude", "simulation.relay")
 
 
 @pytest.mark.slow

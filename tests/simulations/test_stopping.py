@@ -64,7 +64,7 @@ def test_a_simulation_is_stopped_whatever_it_is_at(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(simulator, "stop", stop)
     processes = simulator._Processes.__new__(simulator._Processes)
-    vars(processes).update(_aggregators={}, _sites={"alpha": ended}, _relays=(), _lifelines={}, _died=0, _required=1)
+    vars(processes).update(_aggregators={}, _sites={"alpha": ended}, _lifelines={}, _died=0, _required=1)
     processes._first = "alpha"
     monkeypatch.setattr(processes, "_how_to_resume", lambda: "")
     vars(processes)["_directory"] = Path("run")

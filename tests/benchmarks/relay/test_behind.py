@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.conftest import SITES
-from tests.e2e.test_crashes import wait_for_steps
-from tests.e2e.test_processes import alive, children_of, rankdad, simulation, start, wait_for_line
+from tests.e2e.test_processes import ENVIRONMENT, alive, benchmark, children_of, rankdad, simulation
 
 FAULTS: list[dict[str, Any]] = [
     {"kind": "reset", "at": [2], "after": 0},  # a site asks for the run
@@ -53,15 +53,23 @@ def faults_of(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "relay.json").read_text())["faults"])
 
 
+def started(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks", *map(str, words)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    )
+
+
+def first_line(process: subprocess.Popen[str], beginning: str) -> str:
+    assert process.stdout is not None
+    return next(line for line in process.stdout if line.startswith(beginning))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [{}],
-)
-def test_faults_of_every_kind_change_no_bit(tmp_path: Path, method: dict[str, Any]) -> None:
-    file = simulation(tmp_path, training={"epochs": 4}, **method)
+def test_faults_of_every_kind_change_no_bit(tmp_path: Path) -> None:
+    file = simulation(tmp_path, training={"epochs": 4})
     relay = relay_file(tmp_path, seed=1, delay=1, jitter=1, bandwidth=10_000_000, faults=FAULTS)
-    done = rankdad("simulate", file, "--output", tmp_path / "run", "--json", "--relay", relay)
+    done = benchmark("behind", relay, file, "--output", tmp_path / "run", "--json")
     assert done.returncode == 0, done.stderr
     weights = json.loads(done.stdout)["weights_sha256"]
     assert set(weights) == set(SITES)
@@ -78,15 +86,15 @@ def test_faults_of_every_kind_change_no_bit(tmp_path: Path, method: dict[str, An
 @pytest.mark.parametrize("how", ["terminal", "killed"])
 def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: str) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path, delay=1)
-    process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay, new_session=True)
-    wait_for_line(process, "step ")
+    process = started("behind", relay, file, "--output", tmp_path / "run")
+    first_line(process, "step ")
     children = children_of(process)
     assert len(children) == 5
     if how == "terminal":
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.kill()
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=30)
     assert "Traceback" not in err
     deadline = time.monotonic() + 15
     while any(alive(child) for child in children) and time.monotonic() < deadline:
@@ -96,28 +104,13 @@ def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: st
     assert json.loads((tmp_path / "run" / "relay.json").read_text())["connections"] >= 3
 
 
-@pytest.mark.slow
-def test_a_relay_that_dies_ends_the_simulation_with_its_name(tmp_path: Path) -> None:
-    file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path)
-    process = start("simulate", file, "--output", tmp_path / "run", "--relay", relay)
-    wait_for_line(process, "step ")
-    children = children_of(process)
-    os.kill(children[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=15)
-    assert process.returncode == 1
-    assert "the relay failed: killed by SIGKILL" in err
-    assert not any(alive(child) for child in children)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["reason"].startswith("the relay: killed")
-
-
-def test_a_wrong_relay_file_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
-    command = ("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--relay")
+def test_a_wrong_relay_file_is_named(tmp_path: Path) -> None:
     relay = relay_file(tmp_path, faults=[{"kind": "reset"}])
-    said = refused(*command, relay)
-    assert f"{relay}: faults[0]" in said
-    assert "selects no message" in said
-    assert not (tmp_path / "run").exists()
-    assert "--lockstep has no links" in refused(*command, relay, "--lockstep")
+    done = benchmark("behind", relay, simulation(tmp_path), "--output", tmp_path / "run")
+    assert done.returncode != 0
+    assert f"{relay}: faults[0]" in done.stderr
+    assert "[relay-ended]" in done.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
@@ -126,8 +119,8 @@ def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
         serving = threading.Thread(target=server.serve_forever, args=(0.05,))
         serving.start()
         to = f"127.0.0.1:{server.server_port}"
-        relay = start("relay", relay_file(tmp_path, faults=[rule]), "--listen", "127.0.0.1:0", "--to", to)
-        address = wait_for_line(relay, "listening on").split(",")[0].removeprefix("listening on ")
+        relay = started("relay", relay_file(tmp_path, faults=[rule]), "--listen", "127.0.0.1:0", "--to", to)
+        address = first_line(relay, "listening on").split(",")[0].removeprefix("listening on ")
         with pytest.raises(HTTPError, match="501"):
             urlopen(address)
         with pytest.raises(ConnectionResetError):
@@ -141,27 +134,13 @@ def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
     assert "reset: 1 (responses 2)" in out
 
 
-@pytest.mark.exhaustive
-def test_a_run_that_goes_on_goes_on_behind_its_relay(tmp_path: Path) -> None:
-    file, relay = simulation(tmp_path, training={"epochs": 40}), relay_file(tmp_path, faults=FAULTS)
-    process = start("simulate", file, "--output", tmp_path / "run", "--ledger", "--relay", relay, new_session=True)
-    wait_for_steps(tmp_path / "run", 80)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not (tmp_path / "run" / "relay.json").exists()
-    done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
-    assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)["weights_sha256"].values()) == {undisturbed(file, tmp_path)}
-    assert faults_of(tmp_path / "run")["reset"]["count"] == 3
-
-
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_connection_that_goes_silent_for_good_is_left_by_the_site_itself(tmp_path: Path) -> None:
     """After a minute, for which nothing else is done; tests/local/test_http.py has it with less patience."""
     file = simulation(tmp_path)
     relay = relay_file(tmp_path, faults=[{"kind": "drop", "at": [20], "seconds": 1000}])
-    done = rankdad("simulate", file, "--output", tmp_path / "run", "--json", "--relay", relay, timeout=110)
+    done = benchmark("behind", relay, file, "--output", tmp_path / "run", "--json", timeout=110)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["weights_sha256"].values()) == {undisturbed(file, tmp_path)}
     assert faults_of(tmp_path / "run")["drop"] == {"count": 1, "requests": [20]}

@@ -13,13 +13,12 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from rankdad.common.run.seeds import derive
-from rankdad.simulations.faults import (
+from benchmarks.relay.faults import (
     IN_VAIN,
     Cut,
     Delay,
@@ -32,8 +31,9 @@ from rankdad.simulations.faults import (
     Reset,
     Script,
 )
-from rankdad.simulations.framing import Framer
-from rankdad.simulations.shaping import Gate, Line
+from benchmarks.relay.framing import Framer
+from benchmarks.relay.shaping import Gate, Line
+from rankdad.common.run.seeds import derive
 
 CHUNK = 65536  # bytes read at once
 
@@ -281,24 +281,21 @@ def run_relay(
     spec: RelaySpec,
     listening: socket.socket,
     to: tuple[str, int],
-    *,
-    signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     lifeline: int | None = None,
 ) -> dict[str, Any]:
-    """Relay until a signal arrives; return the report with the processor time.
+    """Relay until Ctrl-C or SIGTERM; return the report with the processor time.
 
     Args:
         spec: delays and faults.
         listening: socket for the sites.
         to: host and port of the aggregator.
-        signals: signals that end it.
         lifeline: file descriptor that ends it by becoming readable.
     """
     relay, began = Relay(spec, *to), time.process_time()
 
     async def serve() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        for number in signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         if lifeline is not None:
             loop.add_reader(lifeline, stop.set)

@@ -135,11 +135,6 @@ class RelaySpec(Part):
     faults: tuple[Fault, ...] = ()
     """Faults; the first rule that selects a message applies."""
 
-    @property
-    def longest(self) -> float:
-        """Longest duration of a single fault, in seconds."""
-        return max((getattr(fault, "seconds", 0.0) for fault in self.faults), default=0.0)
-
 
 class Script:
     """Chooses faults and counts them.

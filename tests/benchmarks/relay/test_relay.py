@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.relay.faults import RelaySpec
+from benchmarks.relay.framing import Framer
+from benchmarks.relay.relay import Relay, Streams, show_report
 from rankdad.common.documents import validate
 from rankdad.common.errors import SpecError
-from rankdad.simulations.faults import RelaySpec
-from rankdad.simulations.framing import Framer
-from rankdad.simulations.relay import Relay, Streams, show_report
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n0123456789"
 
@@ -363,8 +363,8 @@ def test_an_aggregator_that_is_not_there_ends_the_connection() -> None:
 
 
 def test_the_examples_are_relays() -> None:
-    for path in files("rankdad.simulations.specs").iterdir():
-        if path.name.startswith("relay-"):
+    for path in files("benchmarks.relay").iterdir():
+        if path.name.endswith(".json"):
             assert validate(RelaySpec, json.loads(path.read_text())) != RelaySpec()
 
 

@@ -1,0 +1,1 @@
+"""A relay between sites and aggregator: slow links and faults."""
