@@ -138,6 +138,12 @@ def _named(problems: Mapping[int, Sequence[str]], kind: type[RankdadError]) -> R
     return kind("; ".join(named[:MAX_LISTED]) + more, code=code, field=field)
 
 
+def mixed() -> UserError:
+    """Return the error about sums and means in one exchange."""
+    problem = "total: batches of one exchange mix sums and means: pass it for all of them, or for none"
+    return UserError(problem, code="sums-and-means", field="total")
+
+
 class Sums:
     """The sums over all ranks that begin a step, collected during its backward pass.
 
@@ -147,24 +153,31 @@ class Sums:
         groups: of ranks.
         failed: whether this rank has an error.
         changed: whether its model has changed.
+        sums: whether its losses are sums.
     """
 
-    def __init__(self, weight: float, step: int, groups: Groups, *, failed: bool, changed: bool) -> None:
-        number = step % STEPS
-        self._sums = torch.tensor([weight, failed, number, number**2, changed], dtype=torch.float64)
+    def __init__(self, weight: float, step: int, groups: Groups, *, failed: bool, changed: bool, sums: bool) -> None:
+        number, trains = step % STEPS, weight > 0
+        own = [weight, failed, number, number**2, changed, trains, trains and sums]
+        self._step, self._sums = step, torch.tensor(own, dtype=torch.float64)
         self._sums = self._sums.to(device_of(groups.data))
         with reaching("a step's exchange"):
             self._work = dist.all_reduce(self._sums, group=groups.data, async_op=True)
 
-    def ended(self, groups: Groups) -> tuple[float, bool, bool, bool]:
-        """Return the total weight, whether a rank has failed or changed, and whether all are at the same step."""
+    def ended(self, groups: Groups) -> tuple[float, bool, bool, RankdadError | None]:
+        """Return the total weight, whether a rank has failed or changed, and what does not match between ranks."""
         assert self._work is not None
         with reaching("a step's exchange"):
             self._work.wait()
-            total, failures, steps, squares, changes = self._sums.tolist()
-            same = steps**2 == squares * dist.get_world_size(groups.data)  # equal only if all steps are
-            failed, changed = agreed((int(failures > 0 or not same), int(changes > 0)), groups.others)
-        return total, bool(failed), bool(changed), same
+            total, failures, steps, squares, changes, trained, sums = self._sums.tolist()
+            problem: RankdadError | None = None
+            if steps**2 != squares * dist.get_world_size(groups.data):  # equal only if all steps are
+                text = f"it is at step {self._step}, other ranks are not: call load_state_dict at every rank"
+                problem = RankdadError(text, code="steps-differ")
+            elif 0 < sums < trained:
+                problem = mixed()
+            failed, changed = agreed((int(failures > 0 or problem is not None), int(changes > 0)), groups.others)
+        return total, bool(failed), bool(changed), problem
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from rankdad.common.lowrank.factors import Factor, Matrix, concatenate
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import Payload, Route, gather
 from rankdad.common.meshes import Division, Part, local, local_factor, local_gradient
+from rankdad.distributed.agreement import mixed
 from rankdad.distributed.in_function import Zeros, scaling
 
 
@@ -58,7 +59,7 @@ class Batches:
         self._set_grads(kept)
         self._held: dict[str, Tensor | None] = {}  # sums of dense gradients
         self._by_function: dict[str, Tensor] = {}  # those of captured weights that functions' passes have left
-        self.weight, self._unit, self._sums = 0.0, 1.0, False
+        self.weight, self._unit, self._sums, self._scaled = 0.0, 1.0, False, False
 
     @property
     def captured(self) -> Collection[str]:
@@ -96,22 +97,31 @@ class Batches:
         if not isinstance(loss, Tensor):
             assert loss is not None
             with scaling(scaler if weight else None):
-                self.run(loss, weight, sums=sums)
+                self.run(loss, weight, sums=sums, scaled=scaler is not None)
             return
-        self.add(loss if scaler is None else scaler.scale(loss), weight, sums=sums, retain_graph=retain_graph)
+        self.add(
+            loss if scaler is None else scaler.scale(loss),
+            weight,
+            sums=sums,
+            scaled=scaler is not None,
+            retain_graph=retain_graph,
+        )
         if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
             raise NonFiniteError("the loss")
 
-    def add(self, loss: Tensor, weight: float, *, sums: bool = False, retain_graph: bool = False) -> None:
+    def add(
+        self, loss: Tensor, weight: float, *, sums: bool = False, scaled: bool = False, retain_graph: bool = False
+    ) -> None:
         """Run a batch's backward pass and add its gradient, without changing `.grad`.
 
         Args:
             loss: the mean over the batch.
-            sums: whether it is the sum instead.
             weight: of the batch; 0 for a pass that only takes part in collectives.
+            sums: whether it is the sum instead.
+            scaled: whether it is scaled.
             retain_graph: whether another loss uses the same forward pass.
         """
-        times = self._begun(weight, sums=sums)
+        times = self._begun(weight, sums=sums, scaled=scaled)
         kept, own = self._grads(), self._own_grads()
         self._set_grads(self._held)
         try:
@@ -124,7 +134,7 @@ class Batches:
             self._set_grads(kept)
         self.weight += weight
 
-    def run(self, passes: Callable[[], object], weight: float, *, sums: bool = False) -> None:
+    def run(self, passes: Callable[[], object], weight: float, *, sums: bool = False, scaled: bool = False) -> None:
         """Add the gradients that a function's passes leave in `.grad`; see `add`.
 
         `.grad` does not change, unless the function calls `zero_grad`.
@@ -133,7 +143,7 @@ class Batches:
             UserError: the function has exchanged gradients that `fully_shard` has gathered, taken a step, or changed
                 `.grad` otherwise.
         """
-        times = self._begun(weight, sums=sums)
+        times = self._begun(weight, sums=sums, scaled=scaled)
         kept, versions, own = self._grads(), self._versions(), self._own_grads()
         zeros = Zeros(self._parameters, kept)
         self._set_grads(zeros.gradients)
@@ -150,22 +160,25 @@ class Batches:
             self._set_grads(kept)
         for name, gradient in found.items() if times else ():
             sums_of: dict[str, Any] = self._by_function if name in self._capture.biases else self._held
-            held, scaled = sums_of.get(name), gradient * times
-            sums_of[name] = scaled if held is None else held + scaled
+            held, own_part = sums_of.get(name), gradient * times
+            sums_of[name] = own_part if held is None else held + own_part
         self.weight += weight
 
-    def _begun(self, weight: float, *, sums: bool) -> float:
+    def _begun(self, weight: float, *, sums: bool, scaled: bool) -> float:
         """Return the number to multiply a batch's gradient by; a single batch is not scaled.
 
         Raises:
-            UserError: one batch has the sum of its losses, and an earlier one the mean, or the other way round.
+            UserError: one batch has the sum of its losses, and an earlier one the mean, or the other way round; or only
+                one of them is scaled.
         """
         self._division.hold()
         if not self.weight:
-            self._unit, self._sums = 1.0 if sums else weight or 1.0, sums
+            self._unit, self._sums, self._scaled = 1.0 if sums else weight or 1.0, sums, scaled
         elif weight and sums != self._sums:
-            problem = "total: batches of one exchange mix sums and means: pass it for all of them, or for none"
-            raise UserError(problem, code="sums-and-means", field="total")
+            raise mixed()
+        elif weight and scaled != self._scaled:
+            problem = "scaler: some batches of one exchange are scaled: pass it for all of them, or for none"
+            raise UserError(problem, code="scaled-and-unscaled", field="scaler")
         return float(bool(weight)) if sums else weight / self._unit
 
     def _versions(self) -> list[int]:
@@ -322,6 +335,9 @@ def _scaled(value: Matrix, scale: float) -> Matrix:
 
 
 def _add(part: Part, gradient: Tensor) -> None:
-    shaped, parameter = part.gradient(gradient), part.own
+    shaped, before = part.gradient(gradient), part.own.grad
     with torch.no_grad():
-        parameter.grad = shaped if parameter.grad is None else parameter.grad + shaped
+        if before is None or before.requires_grad or before.is_sparse:
+            part.own.grad = shaped if before is None else before + shaped
+        else:  # in place, as by autograd: it may be a view of a buffer
+            before.add_(shaped)

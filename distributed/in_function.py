@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,15 +23,14 @@ class Zeros:
 
     def __init__(self, parameters: Mapping[str, Tensor], kept: Mapping[str, Tensor | None]) -> None:
         self.gradients = {name: None if own is None else torch.zeros_like(own) for name, own in kept.items()}
-        zeros = {name: zero for name, zero in self.gradients.items() if zero is not None}
-        self._versions = {name: zero._version for name, zero in zeros.items()}
-        self._added = Counter[str]()
-        self._hooks = [parameters[name].register_post_accumulate_grad_hook(_Count(self._added, name)) for name in zeros]
+        self._followed = {
+            name: _Followed(parameters[name], zero) for name, zero in self.gradients.items() if zero is not None
+        }
 
     def close(self) -> None:
-        """Stop to count what is added."""
-        for hook in self._hooks:
-            hook.remove()
+        """Stop to follow what becomes of them."""
+        for one in self._followed.values():
+            one.close()
 
     def left(self, found: Mapping[str, Tensor | None]) -> tuple[dict[str, Tensor], set[str]]:
         """Return the gradients of the passes, and the names of parameters whose earlier ones were taken away.
@@ -42,28 +40,66 @@ class Zeros:
         """
         gradients, zeroed = dict[str, Tensor](), set[str]()
         for name, gradient in found.items():
-            zero, count = self.gradients[name], self._added[name]
-            if zero is not None and gradient is not zero:
-                if gradient is not None and gradient.requires_grad:  # of `create_graph`, added out of place
+            one = self._followed.get(name)
+            if one is not None:
+                one.look(gradient)
+                if one.changed or (gradient is not None and gradient.requires_grad):  # of `create_graph`
                     raise _changed(name)
-                zeroed.add(name)
-            elif zero is not None and zero._version != self._versions[name] + count:
-                raise _changed(name)
-            if gradient is not None and (gradient is not zero or count):
+                if one.zeroed:
+                    zeroed.add(name)
+            if gradient is not None and (one is None or one.zeroed or one.passes):
                 gradients[name] = gradient.detach()
         return gradients, zeroed
 
 
-class _Count:
-    """A hook that counts what is added to a `.grad`."""
+class _Followed:
+    """A zero in `.grad` and what follows it: passes add to it, or `zero_grad` takes it away.
+
+    Args:
+        parameter: with hooks until `close`.
+        zero: its `.grad`.
+
+    Attributes:
+        passes: that have added a gradient.
+        zeroed: whether it was taken away.
+        changed: whether it was changed otherwise.
+    """
+
+    def __init__(self, parameter: Tensor, zero: Tensor) -> None:
+        self.passes, self.zeroed, self.changed = 0, False, False
+        self._expected: tuple[Tensor, int] | None = (zero, zero._version)
+        behind = _Behind(self)
+        self._hooks = [parameter.register_hook(lambda _: self.look(parameter.grad))]
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(behind))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def look(self, gradient: Tensor | None) -> None:
+        """Compare `.grad` with what the last pass has left."""
+        if gradient is None:
+            self.zeroed = True
+        elif self._expected is None or gradient is not self._expected[0] or gradient._version != self._expected[1]:
+            self.changed = True
+
+    def added(self, gradient: Tensor | None) -> None:
+        """Note what a pass has left."""
+        self.passes += 1
+        self._expected = None if gradient is None else (gradient, gradient._version)
+
+
+class _Behind:
+    """A hook that sees `.grad` after each pass."""
 
     only_looks = True  # see `common.lowrank.layers.has_hooks`
 
-    def __init__(self, counts: Counter[str], name: str) -> None:
-        self._counts, self._name = counts, name
+    def __init__(self, followed: _Followed) -> None:
+        self._followed = followed
 
-    def __call__(self, _: Tensor) -> None:
-        self._counts[self._name] += 1
+    def __call__(self, parameter: Tensor) -> None:
+        self._followed.added(parameter.grad)
 
 
 def _changed(name: str) -> UserError:

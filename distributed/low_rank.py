@@ -175,7 +175,8 @@ class LowRank:
         try:
             scale = self._checked(loss, weight, total, scaler)
             own = self._batches.weight + (0 if self._problem else weight)
-            sums = Sums(own, self._step, self._groups, failed=bool(self._problem), changed=self._changed)
+            failed, are_sums = bool(self._problem), total is not None
+            sums = Sums(own, self._step, self._groups, failed=failed, changed=self._changed, sums=are_sums)
             self._add(loss, weight, scaler, retain_graph, sums=total is not None)
             found = self._total(sums)
             divisor = scale if total is None else scale * total / found
@@ -330,10 +331,9 @@ class LowRank:
             UserError: the ranks disagree on changes of the model.
             RankdadError: a rank has failed, or the ranks do not match.
         """
-        total, failed, changed, same = begun.ended(self._groups)
-        if not same:
-            problem = f"it is at step {self._step}, other ranks are not: call load_state_dict at every rank"
-            self._note(RankdadError(problem, code="steps-differ"))
+        total, failed, changed, problem = begun.ended(self._groups)
+        if problem is not None:
+            self._note(problem)
         if not failed and not total:
             raise RankdadError("no rank has samples in this step: every weight is 0", code="no-samples")
         if failed:

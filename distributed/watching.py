@@ -49,7 +49,7 @@ class Watch:
         """Return whether a parameter was frozen or unfrozen, or a hook added or removed.
 
         Raises:
-            UserError: a parameter was replaced, added or removed, or has another shape; names it.
+            UserError: a parameter was replaced, added or removed, or has another shape or dtype; names it.
         """
         same = all(
             tuple(module._modules.values()) == children and self._held(module._parameters.values()) == held
@@ -86,14 +86,14 @@ class Watch:
     def _found(self) -> list[tuple[bool, bool]]:
         return [(parameter.requires_grad, has_hooks(parameter)) for parameter in self._parameters.values()]
 
-    def _sizes(self) -> list[torch.Size]:
-        return [parameter.shape for parameter in self._parameters.values()]
+    def _sizes(self) -> list[tuple[torch.Size, torch.dtype]]:
+        return [(parameter.shape, parameter.dtype) for parameter in self._parameters.values()]
 
     def _refuse_sizes(self) -> NoReturn:
-        for (name, parameter), shape in zip(self._parameters.items(), self._shapes, strict=True):
-            if parameter.shape != shape:
-                was, now = list(shape), list(parameter.shape)
-                problem = f"{name} has the shape {now}, and had {was} when the {self._owner} was made: make a new one"
+        for (name, parameter), (shape, dtype) in zip(self._parameters.items(), self._shapes, strict=True):
+            if (parameter.shape, parameter.dtype) != (shape, dtype):
+                was, now = f"{list(shape)} {dtype}", f"{list(parameter.shape)} {parameter.dtype}"
+                problem = f"{name} is {now}, and was {was} when the {self._owner} was made: make a new one"
                 raise UserError(problem, code="parameter-replaced", field=name)
         raise AssertionError
 

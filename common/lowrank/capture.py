@@ -6,26 +6,47 @@ the module would fail with in-place activations, and mix several uses of a modul
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from rankdad.common.lowrank.compiled import Listener, linear, listening
+from rankdad.common.lowrank.compiled import Listener, listening
 from rankdad.common.lowrank.factors import Factor, concatenate
-from rankdad.common.lowrank.layers import declared_layout, has_hooks, is_followed, layout_of, linear_layers
-from rankdad.common.lowrank.nodes import accumulate, is_compiled, is_python, leaf, metadata, runs_passes
+from rankdad.common.lowrank.forward_hooks import hook_layers
+from rankdad.common.lowrank.layers import (
+    check_layout,
+    declared_layout,
+    has_hooks,
+    is_followed,
+    layout_of,
+    linear_layers,
+)
+from rankdad.common.lowrank.nodes import accumulate, is_compiled, is_python, is_sharding, leaf, metadata, runs_passes
 
-DIFFERS = 0.05  # of a custom layer's output, relatively: more than bfloat16 rounds
+
+class _Pair(NamedTuple):
+    """A factor of one pass of a layer.
+
+    Args:
+        factor: of its rows.
+        people: patient of each row; None if unknown.
+        task: autograd's number of the pass, which has `.grad`, too, unless it is a partial one; None if it has not.
+        made: dtype of the layer's computation.
+    """
+
+    factor: Factor
+    people: Tensor | None
+    task: int | None
+    made: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +64,6 @@ class _Use:
     output: int
     source: Node | None
     hooks: Mapping[int, object]
-
-
-class _ForwardHook:
-    """A module's hook with a weak reference to its capture; in compiled graphs it replaces the layer."""
-
-    def __init__(self, capture: FactorCapture) -> None:
-        self._capture = weakref.ref(capture)
-
-    def __call__(
-        self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> Tensor | None:
-        if "forward" in vars(module):  # put in place of the layer's own: it may compute anything
-            return None
-        if torch.compiler.is_compiling():
-            if hasattr(module.weight, "device_mesh"):  # a DTensor, for which our operator has no rule: it is dense
-                return None
-            source, bias = args[0] if args else kwargs["input"], getattr(module, "bias", None)
-            return linear(source, module.weight, bias, transposed=layout_of(module) == "in-out")
-        capture = self._capture()
-        if capture is not None:
-            capture._note(module, args, kwargs, output)
-        return None
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Make copies and saved models call a no-op of the standard library instead."""
-        return getattr, (contextlib.AbstractContextManager, "__exit__")
 
 
 class FactorCapture:
@@ -124,7 +119,7 @@ class FactorCapture:
             name for name, module in captured.items() if declared_layout(module) and len(set(module.weight.shape)) == 1
         }
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
-        self._pairs = dict[str, list[tuple[Factor, Tensor | None]]]()
+        self._pairs = dict[str, list[_Pair]]()
         self.people: Tensor | None = None
         self._counted: Counter[str] = Counter()  # pairs of earlier passes
         self._key = object()  # marks this capture's uses in the metadata of nodes, which may outlive it
@@ -133,10 +128,7 @@ class FactorCapture:
 
     def __enter__(self) -> FactorCapture:
         self.begin()
-        hook = _ForwardHook(self)
-        # Before all other hooks, which may replace the output.
-        hooks = [m.register_forward_hook(hook, prepend=True, with_kwargs=True) for m in self._modules]
-        self._remove = weakref.finalize(self, _remove, hooks)
+        self._remove = weakref.finalize(self, _remove, hook_layers(self._modules, weakref.ref(self)))
         return self
 
     def __exit__(
@@ -151,7 +143,7 @@ class FactorCapture:
         self._counted = Counter()
         self._pairs = {name: [] for name in self._names.values()}
 
-    def _note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+    def note(self, module: nn.Linear, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         """Note a use of a layer, and hook its output; the backward pass then yields one pair of rows.
 
         Args:
@@ -165,7 +157,7 @@ class FactorCapture:
             return
         source: Tensor = args[0] if args else kwargs["input"]
         if name in self._unchecked:
-            _check_layout(module, name, source, output, transposed=name in self._transposed)
+            check_layout(module, name, source, output, transposed=name in self._transposed)
             self._unchecked.remove(name)
         activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
         version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
@@ -186,7 +178,8 @@ class FactorCapture:
             elif weight.requires_grad:
                 matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
                 factor = Factor(*(reversed([*matrices]) if name in capture._transposed else matrices))
-                capture._pairs[name].append((factor, _each(people, factor.rows, len(delta))))
+                people_of = _each(people, factor.rows, len(delta))
+                capture._pairs[name].append(_Pair(factor, people_of, torch._C._current_graph_task_id(), delta.dtype))
 
         made.register_hook(keep)
         hooks: Mapping[int, object] = made._backward_hooks or {}
@@ -207,12 +200,14 @@ class FactorCapture:
         nodes, uses, compiled = self._graph(loss)
         changed = {use.name for _, use in uses if _are_others(use.hooks)}
         noted = {use.name for _, use in uses}
+        shared = Counter(self._parameters[name].data_ptr() for name in self._pairs) if compiled else Counter[int]()
         for name, pairs in list(self._pairs.items()):
             weight = self._parameters[name]
             if weight.grad is None:  # otherwise the rest comes from an autograd.grad in the forward pass
                 del pairs[self._counted[name] :]
             edge = get_gradient_edge(weight).node if weight.requires_grad else None
-            if edge in nodes or (edge in compiled and name in noted):  # used outside its layer
+            shares = shared[weight.data_ptr()] > 1  # compiled layers are told apart by their weights' addresses
+            if edge in nodes or (edge in compiled and (name in noted or shares)):  # used outside its layer
                 changed.add(name)
             if name in changed or has_hooks(weight):
                 self._leave(name)
@@ -223,23 +218,49 @@ class FactorCapture:
         ours = set(map(id, self._parameters.values()))
         others = [one for node in nodes | compiled if (one := leaf(node)) is not None and id(one) not in ours]
         outside = [one for one in others if not is_followed(one)]  # those have a pass of their own
-        self._listens, taken = True, dict[str, list[Factor]]()
+        self._listens, taken, alone = True, dict[str, list[Factor]](), list[int]()
         try:
             with listening(self._listeners(noted, taken) if compiled else {}):
-                if any(map(runs_passes, nodes)):
+                sharded_outside = any(isinstance(one, nn.Parameter) for one in outside) and any(map(is_sharding, nodes))
+                if sharded_outside or any(map(runs_passes, nodes)):
                     loss.backward(retain_graph=retain_graph)
                 elif any(map(is_python, nodes)) or not uses:
                     rest = [p for p in self._parameters.values() if p.requires_grad]
                     self._partial(loss, rest, outside, (), retain_graph=retain_graph)
                 else:
                     edges = [GradientEdge(node, use.output) for node, use in uses]
+                    assert loss.grad_fn is not None
+                    note = loss.grad_fn.register_prehook(lambda _: alone.append(torch._C._current_graph_task_id()))
                     self._partial(loss, rest, outside, edges, retain_graph=retain_graph)
+                    note.remove()
         finally:
             self._listens = self._plain
         self._leave_used(taken)
-        for name, pairs in self._pairs.items():
-            if pairs:
-                self._counted[name], self._parameters[name].grad = len(pairs), None
+        for name in list(self._pairs):
+            self._settle(name, alone[:1])
+
+    def _settle(self, name: str, alone: Sequence[int]) -> None:
+        """Keep a weight's factors in place of its `.grad`, or leave it dense if that has more.
+
+        Passes within the backward pass, such as reentrant checkpointing's, put factors into `.grad`, too, with what
+        else they compute. Those of `autograd.grad` do not, and their factors are no gradient.
+
+        Args:
+            name: of the weight.
+            alone: the pass, if any, whose factors are not in `.grad`.
+        """
+        pairs, weight = self._pairs[name], self._parameters[name]
+        twice = [one for one in pairs[self._counted[name] :] if one.task is not None and one.task not in alone]
+        whole = weight.grad
+        if twice and (whole is None or not _is_all(twice, whole)):
+            pairs[:] = [one for one in pairs if not any(one is other for other in twice)]
+        else:
+            whole = None
+        self._counted[name] = len(pairs)
+        if whole is not None:
+            self._leave(name)
+        elif pairs:
+            weight.grad = None
 
     def _listeners(self, noted: Container[str], compiled: dict[str, list[Factor]]) -> dict[int, Listener]:
         """Return the receivers of compiled layers' factors, by the addresses of their weights."""
@@ -249,7 +270,7 @@ class FactorCapture:
             delta, activation = (matrix.detach().to(weight.dtype) for matrix in matrices)
             factor = Factor(activation, delta) if name in self._transposed else Factor(delta, activation)
             compiled.setdefault(name, []).append(factor)
-            self._pairs[name].append((factor, None))
+            self._pairs[name].append(_Pair(factor, None, None, weight.dtype))
 
         return {self._parameters[name].data_ptr(): partial(keep, name) for name in self._pairs if name not in noted}
 
@@ -291,7 +312,7 @@ class FactorCapture:
         """Make a weight dense from now on, and add its captured factors to its `.grad`."""
         pairs, weight = self._pairs.pop(name)[: self._counted[name]], self._parameters[name]
         if pairs:
-            weight.grad = _sum(weight.grad, concatenate([factor for factor, _ in pairs]).gradient())
+            weight.grad = _sum(weight.grad, concatenate([one.factor for one in pairs]).gradient())
 
     def _graph(self, loss: Tensor) -> tuple[set[Node], list[tuple[Node, _Use]], set[Node]]:
         """Return a loss's nodes without those between a captured layer and its weight, the layers' uses, and the nodes
@@ -325,14 +346,14 @@ class FactorCapture:
             only: names of weights; None for all, as in `dense`.
         """
         asked = {name: pairs for name, pairs in self._pairs.items() if only is None or name in only}
-        return {name: concatenate([factor for factor, _ in pairs]) for name, pairs in asked.items() if pairs}
+        return {name: concatenate([one.factor for one in pairs]) for name, pairs in asked.items() if pairs}
 
     def parts(self, name: str) -> list[tuple[Factor, Tensor | None]]:
         """Return a captured weight's factors by pass, each with the patient of each row, int64 [n].
 
         Patients are None if a layer's first axis is not samples.
         """
-        return list(self._pairs.get(name, ()))
+        return [(one.factor, one.people) for one in self._pairs.get(name, ())]
 
     def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
         """Return the gradients of all other parameters in their own shapes; unused parameters have none."""
@@ -355,20 +376,11 @@ def _are_others(hooks: Mapping[int, Any]) -> bool:
     return sum(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks.values()) > 1
 
 
-def _check_layout(module: nn.Linear, name: str, source: Tensor, output: Tensor, *, transposed: bool) -> None:
-    """Check that a custom layer multiplies its input by its weight as it declares.
-
-    Raises:
-        ValueError: it does not.
-    """
-    with torch.no_grad():
-        weight = module.weight if transposed else module.weight.T
-        expected = source.to(weight.dtype) @ weight
-        bias = getattr(module, "bias", None)
-        expected = expected if bias is None else expected + bias
-        if (expected - output).norm() > DIFFERS * expected.norm():
-            declared = f"{type(module).__name__}.low_rank_layout {'in-out' if transposed else 'out-in'}"
-            raise ValueError(f"{name}: the layer's output is not its input times its weight as {declared} says")
+def _is_all(pairs: Sequence[_Pair], gradient: Tensor) -> bool:
+    """Return whether the gradient differs from the pairs' by rounding alone."""
+    epsilon = max(torch.finfo(one.made).eps for one in pairs)
+    rest = gradient - concatenate([one.factor for one in pairs]).gradient()
+    return bool(rest.norm() <= (64 if epsilon < 1e-4 else 1) * epsilon * gradient.norm())
 
 
 def _nothing() -> None: ...

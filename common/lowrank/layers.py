@@ -8,11 +8,13 @@ from copy import deepcopy
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import is_parametrized
 
 Layout = Literal["out-in", "in-out"]
+DIFFERS = 0.05  # of a custom layer's output, relatively: more than bfloat16 rounds
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(  # of weights, by class: as Linear has it, or transposed
     {"torch.nn.modules.linear.Linear": "out-in", "transformers.pytorch_utils.Conv1D": "in-out"}
 )
@@ -131,3 +133,19 @@ def _is_hooked(module: nn.Linear) -> bool:
 def _holders(model: nn.Module) -> Counter[Tensor]:
     """Count the modules that hold each parameter; a module that occurs several times counts once."""
     return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+
+
+def check_layout(module: nn.Linear, name: str, source: Tensor, output: Tensor, *, transposed: bool) -> None:
+    """Check that a custom layer multiplies its input by its weight as it declares.
+
+    Raises:
+        ValueError: it does not.
+    """
+    with torch.no_grad():
+        weight = module.weight if transposed else module.weight.T
+        expected = source.to(weight.dtype) @ weight
+        bias = getattr(module, "bias", None)
+        expected = expected if bias is None else expected + bias
+        if (expected - output).norm() > DIFFERS * expected.norm():
+            declared = f"{type(module).__name__}.low_rank_layout {'in-out' if transposed else 'out-in'}"
+            raise ValueError(f"{name}: the layer's output is not its input times its weight as {declared} says")

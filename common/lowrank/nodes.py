@@ -18,8 +18,13 @@ def metadata(node: Node) -> dict[object, Any]:
 
 def is_python(node: Node) -> bool:
     """Return whether a node is a custom function, other than sharding's for freeing weights."""
+    return getattr(type(node), "_forward_cls", None) is not None and not is_sharding(node)
+
+
+def is_sharding(node: Node) -> bool:
+    """Return whether a node is of `fully_shard`, which exchanges gradients at the end of whole passes."""
     forward = getattr(type(node), "_forward_cls", None)
-    return forward is not None and not str(forward.__module__).startswith("torch.distributed.fsdp.")
+    return forward is not None and str(forward.__module__).startswith("torch.distributed.fsdp.")
 
 
 def runs_passes(node: Node) -> bool:

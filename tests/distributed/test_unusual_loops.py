@@ -134,6 +134,122 @@ def outer(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     assert ddp.require_backward_grad_sync
 
 
+class Settled(torch.autograd.Function):
+    """The identity, whose backward pass asks for gradients of the model's layers that are none of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, model: nn.Sequential) -> Tensor:
+        ctx.model = model
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *deltas: Tensor) -> tuple[Tensor, None]:
+        with torch.enable_grad():
+            probe = torch.ones(2, 60, dtype=torch.float64, requires_grad=True)
+            torch.autograd.grad(ctx.model[:3](probe).sum(), probe)
+        return deltas[0], None
+
+
+settled: Callable[[Tensor, nn.Sequential], Tensor] = Settled.apply
+
+
+class Tied(nn.Module):
+    """A layer whose weight is used once more, within reentrant checkpointing."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again, self.layers = again, perceptron(torch.float64)
+
+    def _again(self, x: Tensor) -> Tensor:
+        middle: Any = self.layers[3]
+        found: Tensor = self.layers[4:](middle(F.linear(middle(x), middle.weight.T)))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layers[:3](x)
+        found: Tensor = checkpoint(self._again, hidden, use_reentrant=True) if self.again else self._again(hidden)
+        return found
+
+
+def within(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Run passes of other losses within the backward pass, or of layers whose weights are used twice there."""
+    sync = LowRank(model, rank=None)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    if kind == "tied":
+        sync.backward(loss_of(model, (x, y)), weight=len(y))
+        return
+    assert isinstance(model, nn.Sequential)
+    hidden = model[:3](x)
+    if kind == "hook":
+        hidden.register_hook(lambda delta: Settled.backward(_Of(model), delta)[0])
+    sync.backward(F.cross_entropy(model[3:](settled(hidden, model) if kind == "custom" else hidden), y), weight=len(y))
+
+
+class _Of:
+    def __init__(self, model: nn.Sequential) -> None:
+        self.model = model
+
+
+def beside_shards(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Compute one loss of a LowRank's model and of one that `fully_shard` alone exchanges."""
+    assert isinstance(model, nn.Sequential)
+    sync = LowRank(model, rank=None)
+    head = nn.Linear(3, 3, bias=False).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(3))
+    fully_shard(head)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    sync.backward(F.cross_entropy(head(model(x)), y), weight=len(y))
+    assert head.weight.grad is not None
+
+
+def hooked(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Change a layer's output by a hook that was put before that of the LowRank."""
+    assert isinstance(model, nn.Sequential)
+    sync = LowRank(model, rank=None)
+    model[3].register_forward_hook(lambda layer, args, output: 2 * output, prepend=True)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    sync.backward(loss_of(model, (x, y)), weight=len(y))
+
+
+def by_hand(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Add gradients by hand in the function, beside those of another exchange."""
+    sync, (x, y) = LowRank(model, rank=None), own
+    sync.backward(loss_of(model, more), weight=len(more[1]))
+
+    def passes() -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.clone()
+        loss_of(model, (x, y)).backward()
+
+    sync.backward(passes, weight=len(y))
+
+
+def in_buffer(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Keep all `.grad` as views of one buffer."""
+    sync = LowRank(model, rank=None)
+    buffer = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    for parameter, view in zip(model.parameters(), buffer.split([p.numel() for p in model.parameters()]), strict=True):
+        parameter.grad = view.view_as(parameter)
+    x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
+    sync.backward(loss_of(model, (x, y)), weight=len(y))
+    assert torch.equal(buffer, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+
+
+def half(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
+    """Scale one batch of two, or pass the total at one rank of two, or change the model's dtype."""
+    sync = LowRank(model, rank=None)
+    if kind == "dtype":
+        model.float()
+        sync.backward(loss_of(model, (own[0].float(), own[1])), weight=len(own[1]))
+    elif kind == "total":
+        sync.backward(loss_of(model, own), weight=len(own[1]), total=None if place() else 8.0)
+    else:
+        sync.backward(loss_of(model, own), weight=len(own[1]), exchange=False)
+        sync.backward(loss_of(model, more), weight=len(more[1]), scaler=GradScaler("cpu"))
+
+
 def two_models(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     """Compute one loss of two models, each with a LowRank, and of tensors of neither."""
     assert isinstance(model, nn.Sequential)
@@ -204,6 +320,16 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "another forward": (swapped, ""),
     "another forward, later": (swapped, "later"),
     "sums and means": (sums_and_means, ""),
+    "grad in a custom function": (within, "custom"),
+    "grad in a tensor's hook": (within, "hook"),
+    "tied in a checkpoint": (within, "tied"),
+    "another model's shards": (beside_shards, ""),
+    "hooked before": (hooked, ""),
+    "by hand in the function": (by_hand, ""),
+    "in a buffer": (in_buffer, ""),
+    "half scaled": (half, "scaler"),
+    "half a total": (half, "total"),
+    "another dtype": (half, "dtype"),
 }
 REFUSED = {
     "zero_grad in the function, in place": "gradient-changed-in-function",
@@ -212,14 +338,24 @@ REFUSED = {
     "backward in its own function": "backward-in-function",
     "sums and means": "sums-and-means",
     "DDP of more": "ddp-of-more",
+    "by hand in the function": "gradient-changed-in-function",
+    "half scaled": "scaled-and-unscaled",
+    "half a total": "sums-and-means",
+    "another dtype": "parameter-replaced",
 }
+
+
+def _made(name: str, again: bool) -> nn.Module:
+    if "tied" in name:
+        return Tied(again)
+    return Convolved(again) if "DDP" in name else perceptron(torch.float64)
 
 
 def all_loops() -> dict[str, float | str]:
     """Return the error of each loop, or the code of what it raised."""
     found = dict[str, float | str]()
     for name, (loop, kind) in LOOPS.items():
-        model = Convolved("reentrant" in name) if "DDP" in name else perceptron(torch.float64)
+        model = _made(name, "reentrant" in name or "tied" in name)
         own, more = (batches_of(sizes, step, torch.float64) for step, sizes in enumerate((SIZES, MORE)))
         try:
             loop(model, own[place()], more[place()], kind)
@@ -227,8 +363,8 @@ def all_loops() -> dict[str, float | str]:
             found[name] = raised.code
             continue
         gradients = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads(model).items()}
-        whole = Convolved(again=False) if "DDP" in name else perceptron(torch.float64)
-        if "forward" in name:
+        whole = _made(name, again=False)
+        if "forward" in name or "hooked" in name:
             swap(whole)
         found[name] = error(gradients, pooled(whole, [*own, *more]))
     return found

@@ -58,6 +58,13 @@ def turned() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Turned(), nn.GELU(), nn.Linear(4, 3))
 
 
+def shared() -> nn.Module:
+    """Two weights in the same memory: an operator cannot tell them apart."""
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    second.weight.data = first.weight.data
+    return nn.Sequential(nn.Linear(6, 5), first, nn.Tanh(), second)
+
+
 def grads(model: Any, x: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     model(x).square().sum().backward()
@@ -68,6 +75,7 @@ CAPTURED: list[tuple[Callable[[], nn.Module], set[str]]] = [
     (turned, {"0.weight", "2.weight", "4.weight"}),
     (plain, {"0.weight", "2.weight"}),
     (Penalised, {"second.weight"}),
+    (shared, {"0.weight"}),
 ]
 
 
@@ -141,6 +149,16 @@ def test_a_layer_that_is_called_beside_its_graph_too_is_dense() -> None:
         capture.backward(model(compiled(x)).square().sum())
     found = {name: factor.gradient() for name, factor in capture.factors().items()} | capture.dense()
     assert all(torch.allclose(found[name], expected[f"0.{name}"], rtol=1e-12) for name in ("0.weight", "0.bias"))
+
+
+def test_a_layer_whose_output_a_hook_has_replaced_before_keeps_that_and_is_dense() -> None:
+    model, x = plain(), torch.randn(4, 6)
+    with FactorCapture(model, plain=False) as capture:
+        model.get_submodule("2").register_forward_hook(lambda layer, args, output: 2 * output, prepend=True)
+        output = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+        capture.backward(output.sum())
+    assert torch.equal(output, model(x))
+    assert (set(capture.factors()), set(capture.dense())) == ({"0.weight"}, {"0.bias", "2.weight"})
 
 
 def test_a_layer_with_another_forward_keeps_it_and_is_dense() -> None:
