@@ -206,7 +206,7 @@ class FactorCapture:
             if weight.grad is None:  # otherwise the rest comes from an autograd.grad in the forward pass
                 del pairs[self._counted[name] :]
             edge = get_gradient_edge(weight).node if weight.requires_grad else None
-            shares = shared[weight.data_ptr()] > 1  # compiled layers are told apart by their weights' addresses
+            shares = shared[weight.data_ptr()] > 1  # compiled layers are found by their weights' addresses
             if edge in nodes or (edge in compiled and (name in noted or shares)):  # used outside its layer
                 changed.add(name)
             if name in changed or has_hooks(weight):

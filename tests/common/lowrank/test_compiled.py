@@ -60,7 +60,7 @@ def turned() -> nn.Module:
 
 def shared() -> nn.Module:
     """Two weights in the same memory: an operator cannot tell them apart."""
-    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    first, second = nn.Linear(5, 5).double(), nn.Linear(5, 5).double()
     second.weight.data = first.weight.data
     return nn.Sequential(nn.Linear(6, 5), first, nn.Tanh(), second)
 
