@@ -226,7 +226,10 @@ def _flipped(half: Path, expected: Story, number: int, name: Path, at: int, bit:
         (byte,) = file.read(1)
         file.seek(at)
         file.write(bytes([byte ^ 1 << bit]))
-    code, said = simulated(copy, resumes=True)
+    try:
+        code, said = simulated(copy, resumes=True)
+    except TimeoutError:
+        return number, OTHER, f"has not ended within {PATIENCE} s: see {copy}"
     outcome = OTHER
     if code == 0 and story_of(copy) == expected:
         outcome = "undisturbed"
