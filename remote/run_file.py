@@ -143,16 +143,22 @@ class RunFile(RunReader):
         """Replace the file by a copy with the same rows.
 
         Raises:
-            UserError: another process keeps reading it.
+            UserError: another process keeps reading it, or the disk is full.
         """
         copy = self.path.with_name(f"{self.path.name}{COPY}")
         os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        self._db.execute("VACUUM INTO ?", (str(copy),))
-        # Or SQLite would add the old journal to the new file.
-        if any(is_busy for is_busy, *_ in self._rows("PRAGMA wal_checkpoint(TRUNCATE)")):
-            raise UserError(
-                f"{self.path}: another process is reading it: end that", code="file-is-read", file=self.path
-            )
+        try:
+            self._db.execute("VACUUM INTO ?", (str(copy),))
+            # Or SQLite would add the old journal to the new file.
+            if any(is_busy for is_busy, *_ in self._rows("PRAGMA wal_checkpoint(TRUNCATE)")):
+                problem = f"{self.path}: another process is reading it: end that"
+                raise UserError(problem, code="file-is-read", file=self.path)
+        except BROKEN as error:
+            copy.unlink()
+            raise self._failed(error, "cannot-write") from None
+        except UserError:
+            copy.unlink()
+            raise
         self._db.close()
         sync_path(copy)
         copy.replace(self.path)

@@ -279,8 +279,11 @@ class RunReader:
                 raise self._damaged(f"row {count} of {name}", round_)
             yield cells
             count += 1
-        if before is None and count < self._rows_of_all().get(name, 0):
+        known = self._rows_of_all()
+        if before is None and count < known.get(name, 0):
             raise DamageError(self.path, f"row {count} of {name} is missing: restore an undamaged copy")
+        if before is None and known and count > known.get(name, 0):  # written together
+            raise self.lacks(Entry.UPDATE, self.end)
 
     def _rows_of_all(self) -> dict[str, int]:
         """Return the number of rows by table, from the last update."""
