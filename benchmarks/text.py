@@ -156,6 +156,7 @@ def bench_text(
                 write_whole(output / "table.md", table(results(output, METHODS), METHODS[0]))
             console.print(f"{name}: {summary['seconds']:.0f} s", highlight=False, soft_wrap=True)
 
+        console.print(f"results come to {output}; those that are there already stay", highlight=False, soft_wrap=True)
         for part in (METHODS[:PROMISED], METHODS[PROMISED:]):
             for done in [pool.submit(run, *case) for case in product(kinds, seeds, part, TASKS)]:
                 done.result()

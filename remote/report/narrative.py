@@ -11,7 +11,7 @@ from rankdad.common.metrics.summary import bound
 from rankdad.common.preparation import linear
 from rankdad.common.spec import Holdout, KFold, LeaveOneSiteOut
 from rankdad.common.spec.tasks import Classification, LanguageModel, Regression
-from rankdad.remote.report.words import NAMES, count, duration, listed, number
+from rankdad.remote.report.words import NAMES, count, duration, listed, number, warned
 from rankdad.remote.results.run_results import RunResults, finite
 from rankdad.remote.results.solving import solved
 from rankdad.remote.view import compared
@@ -22,23 +22,6 @@ STATUS = {
     "interrupted": "The run was interrupted.",
     "refused": "The run was refused before anything was trained.",
     "running": "The run has not ended: it was still running when this page was made, or it was cut off.",
-}
-WARNINGS = {
-    "weights-made-equal-after-a-comparison": "adopted the aggregator's weights after a comparison",
-    "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
-    "fewer-samples-than-folds": "has fewer samples, or parts of them, than there are folds: some folds test none there",
-    "missing-classes": "has no samples of some class",
-    "exact-solver-not-allowed": "has a policy that does not allow the sums of an exact solution",
-    "replay-differs": "computed other updates after a restart than before: the recorded ones were applied",
-    "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
-    "left-out-of-a-comparison": "took part in a test but not in the comparison after it: its differences are unknown",
-    "rare-values": "replaced values that too few of its patients have by common ones (min_level)",
-    "rows-left-out": "left out rows that are incomplete or wait for more patients; its own log says how many",
-    "reader-differs": "reads its data with another package or version than the first site",
-    "sets-too-small-to-evaluate": (
-        "has validation or test samples whose figures its policy withholds: they are too few, or too much has been "
-        "disclosed about them"
-    ),
 }
 UNSEEN = (
     "Training sees no label of the tested hospital, so the guess here comes from the labels of all other hospitals. It "
@@ -391,9 +374,7 @@ def data_warnings(run: RunResults) -> Iterator[str]:
     for kind, sites in run.summary.warnings.items():
         if kind in table1.get("worries", ()):
             continue
-        meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
-        meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
-        yield f"{count(len(sites), 'hospital')} {meaning} ({first_of(sites, MAX_SITES_NAMED)})."
+        yield f"{warned(kind, sites, MAX_SITES_NAMED)}."
     yield from (sentence if sentence.endswith("?") else f"{sentence}." for sentence in table1.get("warnings", ()))
     if dropped := run.summary.rows_dropped:
         each = [f"{site} {rows:,}" for site, rows in dropped.items()]

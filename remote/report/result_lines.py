@@ -11,7 +11,7 @@ from rankdad.common.errors import counted
 from rankdad.common.metrics.site_calibration import differing
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import decimals, shown
-from rankdad.remote.report.words import span
+from rankdad.remote.report.words import span, warned
 from rankdad.remote.results.coefficients import opposite_coefficients, uncompared_sites
 from rankdad.remote.results.run_summary import RunMetrics, RunSummary, TunedModel
 from rankdad.remote.results.solving import solved
@@ -139,7 +139,7 @@ def result_lines(document: dict[str, Any], spec: RunSpec) -> Iterator[str]:
         yield f"solver:  {solver['name']}: {solver['why']}"
     yield from (f"warning: {about['warning']}" for about in (solver, summary.undertrained) if "warning" in about)
     for warning, sites in summary.warnings.items():
-        yield f"warning: {warning.replace('-', ' ')}: {counted(len(sites), 'site')} ({_some(sites)})"
+        yield f"warning: {warned(warning, sites, MAX_SITES)}"
     if dropped := summary.rows_dropped:
         yield f"dropped: {counted(sum(dropped.values()), 'row')} of data at {counted(len(dropped), 'site')}"
     if not summary.exact:

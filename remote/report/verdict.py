@@ -342,6 +342,10 @@ def cautions(run: RunResults) -> Iterator[Sentence]:
         text = "An interval that includes 0 does not show that a hospital's own model is as good."
         yield Sentence("not-equal", text)
     yield from _hospital_cautions(run)
+    if isinstance(run.spec.task, LanguageModel):
+        text = "It may repeat passages of its training texts, such as names: give it only to those who may read them."
+        yield Sentence("repeats-texts", text)
+        return
     text = "This does not show that a column causes the outcome, or that patients benefit from the model."
     yield Sentence("no-cause", text)
 

@@ -41,7 +41,25 @@ Code = Literal[
     "better-than-guess", "guess-undecided", "worse-than-guess", "guess-without-interval",
     "chance", "below-chance", "site-untested",
     "no-other-hospital", "hospitals-vary", "kept-untested", "not-equal", "no-ranking", "recalibrate", "no-cause",
+    "repeats-texts",
 ]  # fmt: skip
+WARNINGS = {
+    "weights-made-equal-after-a-comparison": "adopted the aggregator's weights after a comparison",
+    "one-class": "has samples of one class alone: no AUC, and a balanced accuracy of that class only",
+    "fewer-samples-than-folds": "has fewer samples, or parts of them, than there are folds: some folds test none there",
+    "missing-classes": "has no samples of some class",
+    "exact-solver-not-allowed": "has a policy that does not allow the sums of an exact solution",
+    "replay-differs": "computed other updates after a restart than before: the recorded ones were applied",
+    "left-out-of-a-test": "did not take part in a test: its samples are in none of that test's metrics",
+    "left-out-of-a-comparison": "took part in a test but not in the comparison after it: its differences are unknown",
+    "rare-values": "replaced values that too few of its patients have by common ones (min_level)",
+    "rows-left-out": "left out rows that are incomplete or wait for more patients; its own log says how many",
+    "reader-differs": "reads its data with another package or version than the first site",
+    "sets-too-small-to-evaluate": (
+        "has validation or test samples whose figures its policy withholds: they are too few, or too much has been "
+        "disclosed about them"
+    ),
+}
 MAX_NAMES = 8  # in a sentence
 NONE = "–"  # a missing figure
 
@@ -100,3 +118,16 @@ def with_interval(value: float | None, found: Interval | Difference | None, digi
 def listed(names: Sequence[str]) -> str:
     """Join names in a sentence, the first few of many."""
     return first_of(names, MAX_NAMES)
+
+
+def warned(kind: str, sites: Sequence[str], most: int) -> str:
+    """Say what hospitals warn of.
+
+    Args:
+        kind: of warning.
+        sites: the hospitals.
+        most: of them to name.
+    """
+    meaning = WARNINGS.get(kind, f"warns: {kind.replace('-', ' ')}")
+    meaning = meaning if len(sites) == 1 else meaning.replace("has ", "have ", 1).replace("warns", "warn", 1)
+    return f"{count(len(sites), 'hospital')} {meaning} ({first_of(sites, most)})"

@@ -317,6 +317,8 @@ ROWS: list[tuple[Code, Changes, Changes]] = [
     ("no-ranking", ranked(0.8, 0.9), ranked(0.801, 0.9)),
     ("recalibrate", apart(0.0249), apart(0.025)),
     ("no-cause", {}, {"test": {"samples": 0}}),
+    ("no-cause", {}, {"task": TEXTS, "test": {"samples": 9} | BITS}),
+    ("repeats-texts", {"task": TEXTS, "test": {"samples": 9} | BITS}, {}),
     ("calibration-by-hospital", apart(), hospitals_calibrated(7)),
     ("calibration-of-many", hospitals_calibrated(7), hospitals_calibrated(6)),
     ("site-untested", hospitals(samples=0), hospitals(samples=1)),
