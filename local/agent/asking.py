@@ -35,7 +35,7 @@ class Answering:
         self._done &= set(questions)
 
     def advance(self) -> None:
-        """Take note of a process that has ended or takes too long, and start the next."""
+        """Kill a process that takes too long, handle the end of one, and start the next."""
         now = time.monotonic()
         if self._worker is not None:
             if (outcome := self._worker.outcome()) is not None:
