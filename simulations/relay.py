@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.simulations.faults import (
     IN_VAIN,
     Cut,

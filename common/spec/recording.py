@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -12,22 +12,18 @@ from rankdad.common.documents import Part
 from rankdad.common.errors import UserError, one_line
 from rankdad.common.numbers import NonNegativeInt
 
-if TYPE_CHECKING:
-    from rankdad.common.rounds.base import Further
-
 GROUP = "rankdad.rounds"  # entry points of other packages' rounds
 FIRST = 64  # first number for other packages' kinds
 MOST_ROUNDS = 8
 FURTHER: Mapping[str, str] = {point.name: point.value for point in entry_points(group=GROUP)}  # "package.module:Class"
 
 
-def further_rounds() -> tuple[dict[int, Further], dict[str, UserError]]:
-    """Return the rounds of other packages by number, and why others cannot be used, by name."""
-    found: dict[int, Further] = {}
-    unusable: dict[str, UserError] = {}
+def further_rounds() -> tuple[dict[int, Any], dict[str, UserError]]:
+    """Return the rounds of other packages (`Further`) by number, and why others cannot be used, by name."""
+    found, unusable = dict[int, Any](), dict[str, UserError]()
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):  # the same order everywhere
         try:
-            one: Further = point.load()()
+            one = point.load()()
             kind, _ = int(one.kind), (one.kind.name, one.up, one.down, one.due)
         except Exception as error:
             problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
