@@ -1,4 +1,4 @@
-"""The version of what is built: the number in `common/__init__.py`, and in a clone the commits since its tag."""
+"""The version of a build: the number in `common/__init__.py`, and in a clone the commits since its tag."""
 
 from __future__ import annotations
 

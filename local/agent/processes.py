@@ -39,7 +39,8 @@ class Worker:
     """
 
     def __init__(self, config: SiteConfig, logs: LogOptions, task: Task, name: str, number: str) -> None:
-        words = [sys.executable, "-m", "rankdad", "site", "-", "--task", task, name, number, *logs.flags]
+        apart = "-I" if sys.flags.isolated else "-P"  # packages in the current folder are not ours
+        words = [sys.executable, apart, "-m", "rankdad", "site", "-", "--task", task, name, number, *logs.flags]
         # Ctrl-C reaches all processes of a terminal; only the agent handles it.
         self._process = Popen(words, stdin=PIPE, stdout=PIPE, start_new_session=True)
         assert self._process.stdin is not None

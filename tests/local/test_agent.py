@@ -26,6 +26,8 @@ from rankdad.local.agent.words import TWO_SITES, what_is_read, what_leaves
 from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_a_line_of_the_audit_log_is_whole_or_not_there(tmp_path: Path) -> None:
     folder, path = RunFolder(site_config(1, output=str(tmp_path)), "small-1"), tmp_path / AUDIT
@@ -63,7 +65,13 @@ def test_a_run_that_waits_names_its_file_and_leaves_no_checkpoints_once_refused(
 
 
 @pytest.mark.slow
-def test_a_process_of_an_agent_shows_nobody_its_proxy_and_ends_with_the_agent(tmp_path: Path) -> None:
+def test_a_process_of_an_agent_shows_nobody_its_proxy_and_ends_with_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ours, whatever lies in the current folder."""
+    (tmp_path / "rankdad.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         address = f"http://anna:secret@127.0.0.1:{proxy.getsockname()[1]}"
         config = site_config(1, output=str(tmp_path)).model_copy(
@@ -74,7 +82,8 @@ def test_a_process_of_an_agent_shows_nobody_its_proxy_and_ends_with_the_agent(tm
         with proxy.accept()[0] as asked:
             assert b"unused.example" in asked.recv(1000)
             words = Path(f"/proc/{worker._process.pid}/cmdline").read_bytes()
-            assert words.split(b"\0")[2:8] == [b"rankdad", b"site", b"-", b"--task", b"consider", b"small-1"]
+            expected = b"-P -m rankdad site - --task consider small-1".split()
+            assert words.split(b"\0")[1:9] == expected
             assert b"secret" not in words
             assert worker.outcome() is None
             assert worker._process.stdin is not None
