@@ -31,7 +31,7 @@ from rankdad.common.lowrank.routes import Payload, gather, scatter
 from rankdad.common.methods import Contribution, Method, MethodState
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 
 SITES, BATCH = 4, 64

@@ -23,8 +23,8 @@ from rankdad.common.data.loading import Loading
 from rankdad.common.documents import validate
 from rankdad.common.models import build_model
 from rankdad.common.preparation import in_memory
-from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import RunSpec
+from rankdad.common.tensors import weights_sha256
 from rankdad.local.alone import alone_spec, train_alone
 
 WARM = 2  # steps before time is taken

@@ -55,6 +55,12 @@ class LogOptions:
         level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
         return cls(level, as_json)
 
+    @property
+    def flags(self) -> list[str]:
+        """Return the flags of another command with these options."""
+        level = {logging.DEBUG: ["--verbose"], logging.WARNING: ["--quiet"]}.get(self.level, [])
+        return level + ["--log-json"] * self.as_json
+
 
 @contextmanager
 def log_names(*, run: str | None = None, site: str | None = None) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.methods import METHODS
+from rankdad.common.methods import METHODS, UNUSABLE
 from rankdad.common.numbers import PositiveInt
 from rankdad.common.spec.model import Sha256
 from rankdad.common.spec.table_schema import Column
@@ -21,7 +21,7 @@ from rankdad.common.spec.table_schema import Column
 if TYPE_CHECKING:
     MethodName = str
 else:
-    MethodName = Literal[tuple(METHODS)]
+    MethodName = Literal[*METHODS, *UNUSABLE]
 FILE = "policy.json"  # written by `split`, `simulate` and `provision`
 
 

@@ -33,7 +33,7 @@ from rankdad.common.methods.rank_dad import (
     RankDad,
     RankDadMethod,
 )
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.distributed.agreement import as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.checkpoint import identity, restored, saved
 from rankdad.distributed.exchange import GATHER_UP_TO, Begun, Exact, Gathering, Node, Owners, exchange_of, owners_of

@@ -19,7 +19,7 @@ from rankdad.common.meshes import Division, agreed, check_division, groups_of
 from rankdad.common.methods import Method, MethodState
 from rankdad.common.methods.dad import Dad
 from rankdad.common.methods.rank_dad import RankDad, RankDadMethod
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.distributed.agreement import Sums, as_rankdad_error, check_group, explain, reaching
 from rankdad.distributed.batches import Batches, add_gradients
 from rankdad.distributed.checkpoint import fitted, handed_over, identity, restored, saved

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.augmentation import Augmentation, Crop, Flip, Intensity, Noise
 from rankdad.common.spec.axes import space

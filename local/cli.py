@@ -53,6 +53,7 @@ def site(
     verbose: Verbose = False,
     quiet: Quiet = False,
     log_json: LogJson = False,
+    task: Annotated[tuple[str, str, str] | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Take part in a run as a site, next to its data; under torchrun, the ranks share each batch."""
     from rankdad.local.config import SiteConfig
@@ -60,6 +61,11 @@ def site(
     options = LogOptions.of(verbose=verbose, quiet=quiet, as_json=log_json)
     set_up(options)
     keep_private()
+    if task is not None:  # of an agent
+        from rankdad.local.agent.tasks import perform
+
+        perform(*task, logs=options)
+        return
 
     def read() -> SiteConfig:
         config = SiteConfig.read(file)

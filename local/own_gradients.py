@@ -11,8 +11,8 @@ from torch import Tensor
 from rankdad.common.errors import NonFiniteError
 from rankdad.common.lowrank.factors import Factor, norms
 from rankdad.common.lowrank.routes import Payload
+from rankdad.common.projections import Projections, least_norm, projections_of
 from rankdad.common.protocol.plan import Plan
-from rankdad.common.run.projections import Projections, least_norm, projections_of
 
 Gradients = tuple[Mapping[str, Factor], Mapping[str, Tensor]]
 

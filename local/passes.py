@@ -24,8 +24,8 @@ from rankdad.common.privacy.tokens import Usual, kept, usual
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.batches import parts as parts_of
-from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import LanguageModel
 from rankdad.common.spec.text import TextData

@@ -24,9 +24,9 @@ from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.comparison import Comparison
 from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.rounds.step import Step, check_weight
-from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import furthest
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.staleness import Sent, assumed, residuals_after, settle
 from rankdad.local.catching_up import CatchingUp, Steps

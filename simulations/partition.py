@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError
 from rankdad.common.numbers import PositiveFloat
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec, SiteName
 from rankdad.common.spec.table_schema import Column, Level, PositiveInt, canonical
 from rankdad.common.spec.tasks import Regression, TaskSpec

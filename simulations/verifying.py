@@ -28,7 +28,7 @@ from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import Plan, make_plan
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
 from rankdad.common.spec.tree import TOP, Node

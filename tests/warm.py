@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
+
+from rankdad.local.agent import processes
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -28,6 +30,7 @@ CONTEXT.set_forkserver_preload(
             "rankdad.remote.report.run_report",
             "rankdad.remote.service.process",
             "rankdad.local.agent.agent",
+            "rankdad.local.agent.tasks",
             "rankdad.simulations.simulator",
         ),
         *(
@@ -48,6 +51,8 @@ class Warm:
         folder: it works in.
         new_session: whether it leads a session, so that it and its children can be sent one signal.
         log: file that takes what it says; else `stdout` and `communicate` give that.
+        stdin: of it; else it has none.
+        stderr: file that takes its errors; else `communicate` gives them.
     """
 
     def __init__(
@@ -57,18 +62,22 @@ class Warm:
         folder: Path | None = None,
         new_session: bool = False,
         log: IO[bytes] | None = None,
+        stdin: int | None = None,
+        stderr: IO[bytes] | None = None,
     ) -> None:
         self.args = [*map(str, words)]
         reading, writing = os.pipe() if log is None else (os.open(os.devnull, os.O_RDONLY), os.dup(log.fileno()))
         self.stdout = os.fdopen(reading, encoding="utf-8")
         if log is not None:
             self.stdout.close()
-        self._stderr = log or tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr = log or stderr or tempfile.TemporaryFile()  # noqa: SIM115
         with (
+            Connection(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, writable=False) as given,
             Connection(writing, readable=False) as out,
             Connection(os.dup(self._stderr.fileno()), readable=False) as err,
         ):
-            arguments = (self.args, out, err, dict(environment or os.environ), folder or Path.cwd(), new_session)
+            ends = given, out, err
+            arguments = (self.args, ends, dict(environment or os.environ), folder or Path.cwd(), new_session)
             self._process = CONTEXT.Process(target=_run, args=arguments)
             self._process.start()
         assert self._process.pid is not None
@@ -87,6 +96,10 @@ class Warm:
         """Send a signal to a process that still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """End it by SIGTERM."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it by SIGKILL."""
@@ -116,21 +129,33 @@ class Warm:
             return "".join(said), self._stderr.read().decode()
 
 
+class WarmWorker(Warm):
+    """A process of an agent that is itself a `Warm`, in place of `subprocess.Popen`."""
+
+    def __init__(self, words: Sequence[str], **_: object) -> None:
+        reading, writing = os.pipe()
+        self.stdin = os.fdopen(writing, "wb")
+        with os.fdopen(os.dup(2), "wb") as log:
+            super().__init__(*words[words.index("rankdad") + 1 :], new_session=True, stdin=reading, stderr=log)
+
+
 def _run(
-    words: list[str], out: Connection, err: Connection, environment: dict[str, str], folder: Path, new_session: bool
+    words: list[str], ends: Sequence[Connection], environment: dict[str, str], folder: Path, new_session: bool
 ) -> None:
     """Become the command."""
     if new_session:
         os.setsid()
-    for number, end in ((1, out), (2, err)):
+    for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["rankdad", *words]
+    processes.Popen = WarmWorker  # type: ignore[assignment, attr-defined]
     from rankdad.__main__ import main
 
     main()

@@ -19,7 +19,7 @@ from rankdad.common.methods.base import Aggregated, Contribution, Method, Method
 from rankdad.common.methods.local_steps import EveryBatch
 from rankdad.common.methods.options import Wire
 from rankdad.common.numbers import Fraction
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 
 
 class Authors(EveryBatch):

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.numbers import NonNegativeFloat, PositiveFloat, PositiveInt
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 
 Direction = Literal["request", "response"]
 NUMBERS_KEPT = 1000  # numbers of affected requests in a report, for each kind and direction

@@ -33,7 +33,7 @@ from benchmarks.relay.faults import (
 )
 from benchmarks.relay.framing import Framer
 from benchmarks.relay.shaping import Gate, Line
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 
 CHUNK = 65536  # bytes read at once
 

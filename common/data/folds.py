@@ -19,7 +19,7 @@ from rankdad.common.data.parts import Assignment
 from rankdad.common.data.reading import Array, Reading
 from rankdad.common.errors import DataError
 from rankdad.common.privacy.parts import chosen, fold_of
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import Holdout, KFold, RunSpec
 from rankdad.common.spec.data import TableData
 

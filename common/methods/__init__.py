@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
 from importlib.metadata import entry_points
 from typing import get_args
 
@@ -17,8 +17,9 @@ from rankdad.common.methods.powersgd import PowerSgd
 from rankdad.common.methods.rank_dad import RankDad
 from rankdad.common.methods.top_k import TopK
 
-__all__ = ["METHODS", "Contribution", "LocalSteps", "Method", "MethodOptions", "MethodState"]
+__all__ = ["METHODS", "UNUSABLE", "Contribution", "LocalSteps", "Method", "MethodOptions", "MethodState"]
 GROUP = "rankdad.methods"  # entry points of other packages' methods
+_log = logging.getLogger(__name__)
 
 
 def name_of(options: type[MethodOptions]) -> str:
@@ -27,25 +28,27 @@ def name_of(options: type[MethodOptions]) -> str:
     return names[0]
 
 
-def _found() -> Mapping[str, type[MethodOptions]]:
-    """Return the options of all installed methods by name: ours, then those of other packages.
-
-    Raises:
-        UserError: one cannot be used, or its name is not unique.
-    """
-    found = {name_of(own): own for own in (Dsgd, Dad, Edad, RankDad, PowerSgd, TopK)}
+def _found() -> tuple[dict[str, type[MethodOptions]], dict[str, UserError]]:
+    """Return the options of all methods by name, ours first, and why methods of other packages cannot be used."""
+    ours = {name_of(own): own for own in (Dsgd, Dad, Edad, RankDad, PowerSgd, TopK)}
+    theirs, unusable = dict[str, type[MethodOptions]](), dict[str, UserError]()
     for point in entry_points(group=GROUP):
         try:
             options = point.load()
             name = name_of(options)
         except Exception as error:
             problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
-            raise UserError(problem, code="method-unusable", field=point.name) from None
-        if name in found:
+            unusable[point.name] = UserError(problem, code="method-unusable", field=point.name)
+            continue
+        if name in ours or name in theirs:
+            theirs.pop(name, None)  # which of the two it means depends on the machine
             problem = f"{point.value}, an entry point of {GROUP}, has the name of another method, {name}"
-            raise UserError(problem, code="method-name-taken", field=point.name)
-        found[name] = options
-    return found
+            unusable[name] = UserError(problem, code="method-name-taken", field=point.name)
+        else:
+            theirs[name] = options
+    for why in unusable.values():
+        _log.warning("%s", why)
+    return ours | theirs, {name: why for name, why in unusable.items() if name not in ours}
 
 
-METHODS = _found()
+METHODS, UNUSABLE = _found()

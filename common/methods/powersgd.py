@@ -27,7 +27,7 @@ from rankdad.common.methods.base import (
 from rankdad.common.methods.local_steps import LocalPreset, LocalSteps
 from rankdad.common.methods.options import Wire
 from rankdad.common.numbers import UpToMillion
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 
 CHOSEN = "a layer's gradient in directions that the aggregator chooses, possibly single rows of it"
 

@@ -42,7 +42,7 @@ from rankdad.common.methods.base import (
 from rankdad.common.methods.local_steps import LocalPreset, LocalSteps
 from rankdad.common.methods.options import RowWire, few_bits_have_feedback
 from rankdad.common.numbers import Fraction, UpToMillion
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 
 CONVERGED: Mapping[str, Any] = {"reducer": "spi", "feedback": "none"}
 RESIDUAL_ROWS = 64  # of a reduced residual: fewer reduce accuracy, and save little time

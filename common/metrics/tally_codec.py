@@ -11,10 +11,11 @@ from torch import Tensor
 from rankdad.common.metrics.clusters import KNOTS, Clusters, hats
 from rankdad.common.metrics.monitoring import check_monitoring, monitoring_shape
 from rankdad.common.metrics.sums import CALIBRATION_BINS, Parts, Tally, parts, shape
-from rankdad.common.protocol.arrays import MAX_SUM, raw_bytes
 from rankdad.common.spec.tasks import Classification, LanguageModel, MultiLabel, Regression, TaskSpec
+from rankdad.common.tensors import raw_bytes
 
 MAX_COUNT = 2**31 - 1
+MAX_SUM = 1e300  # of one site, so that a thousand sites' total is finite
 SLACK = 1e-6  # tolerance for rounding errors
 TINY = 1e-140  # squares of smaller numbers underflow
 

@@ -18,7 +18,7 @@ from rankdad.common.models.recurrent import recurrent
 from rankdad.common.models.transformer import transformer
 from rankdad.common.models.vit import vit
 from rankdad.common.models.weights import freeze, load_pretrained
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, HuggingFace, Lstm, ModelSpec, Monai, Transformer, Vit
 

@@ -10,12 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_SUM = 1e300  # of one site, so that a thousand sites' total is finite
-
-
-def raw_bytes(numbers: Tensor) -> bytes:
-    """Return a tensor's numbers as bytes."""
-    return numbers.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+from rankdad.common.metrics.tally_codec import MAX_SUM
+from rankdad.common.tensors import raw_bytes
 
 
 def numbers_in(data: bytes, dtype: torch.dtype, *shape: int) -> Tensor:

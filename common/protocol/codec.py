@@ -29,12 +29,12 @@ from pydantic import ValidationError
 
 from rankdad.common.errors import REASON_CHARACTERS, NonFiniteError, ProtocolError, RankdadError, visible
 from rankdad.common.lowrank.layout import LayoutError, MessageLayout, NotEncodedError
+from rankdad.common.projections import Projections
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.messages import Body, Failure, Kind, Message
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.rounds.step import Step
-from rankdad.common.run.projections import Projections
 
 if sys.byteorder != "little":
     raise ImportError("rankdad's wire is little-endian, and so must be the machine")

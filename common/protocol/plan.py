@@ -23,9 +23,9 @@ from rankdad.common.protocol.arrays import BufferSlot
 from rankdad.common.protocol.routing import choose_routes
 from rankdad.common.protocol.versions import WIRE
 from rankdad.common.rounds.scores import scores_shape
-from rankdad.common.run.replica import saved_buffers, weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tasks import TaskSpec
+from rankdad.common.tensors import saved_buffers, weights_sha256
 
 
 @dataclass(frozen=True)

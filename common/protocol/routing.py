@@ -12,7 +12,7 @@ from rankdad.common.errors import SpecError, one_line
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, uncaptured_layers
 from rankdad.common.lowrank.routes import Route, routed
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.text import TextData
 

@@ -12,7 +12,7 @@ from rankdad.common.protocol.arrays import pack_buffers, unpack_buffers
 from rankdad.common.protocol.messages import Control, Count, Kind, Message, packed
 from rankdad.common.rounds.base import Collected, Contributor, Due, Round
 from rankdad.common.rounds.checks import MAX_SIZE, Checks
-from rankdad.common.run.replica import saved_buffers
+from rankdad.common.tensors import saved_buffers
 
 if TYPE_CHECKING:
     from rankdad.common.run.state import RunState

@@ -15,11 +15,11 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.metrics.monitoring import measured_on
 from rankdad.common.metrics.sums import Tally, empty, same_labels
 from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes, unpack_monitoring, unpack_tally
-from rankdad.common.protocol.arrays import raw_bytes
 from rankdad.common.protocol.messages import Body, Control, Count, Figure, Kind, Measure, Message, Name, packed
 from rankdad.common.rounds.base import Collected, Contributor, Cost, Due, Ready, Record, Round
 from rankdad.common.rounds.checks import Checks
 from rankdad.common.rounds.scores import compares, pooled_scores, unpack_scores
+from rankdad.common.tensors import raw_bytes
 
 if TYPE_CHECKING:
     from rankdad.common.protocol.plan import Plan

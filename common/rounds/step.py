@@ -19,11 +19,11 @@ from rankdad.common.lowrank.routes import Payload
 from rankdad.common.lowrank.wire import BITS
 from rankdad.common.methods import Contribution, MethodState
 from rankdad.common.methods.base import shares
+from rankdad.common.projections import Projections, least_norm, pooled_projections
 from rankdad.common.protocol.messages import Body, Kind, Message
 from rankdad.common.rounds.base import Collected, Cost, Due, Ready, Record, Round, bodies
 from rankdad.common.rounds.checks import MAX_SIZE, Checks
-from rankdad.common.run.projections import Projections, least_norm, pooled_projections
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.staleness import damped
 
 if TYPE_CHECKING:

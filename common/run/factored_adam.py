@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from rankdad.common.run.projections import Projections
+from rankdad.common.projections import Projections
 
 EPSILON = 1e-8
 ROUNDING = 1e-10  # of the mean square: rows that add up to 0, as for two classes, leave only rounding errors

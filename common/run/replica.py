@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,6 +16,7 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.routes import ALL, Index
 from rankdad.common.models import build_model
+from rankdad.common.projections import Projections
 from rankdad.common.run.factored_adam import FactoredAdam
 from rankdad.common.run.optimizer import (
     laid_out_as,
@@ -27,9 +27,9 @@ from rankdad.common.run.optimizer import (
     make_outer_optimizer,
     moments_of,
 )
-from rankdad.common.run.projections import Projections
 from rankdad.common.run.weight_sketch import sketch
 from rankdad.common.spec import RunSpec, Training
+from rankdad.common.tensors import weights_sha256
 
 
 class Replica:
@@ -246,12 +246,6 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone(memory_format=contiguous) for name, value in tensors.items()}
 
 
-def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the persistent buffers of a model, such as BatchNorm's running statistics."""
-    saved = model.state_dict()
-    return {name: saved[name] for name, _ in model.named_buffers() if name in saved}
-
-
 def pack_parameters(named: Mapping[str, Tensor]) -> bytes:
     """Encode named parameters; empty for none."""
     return safetensors.torch.save(dict(named)) if named else b""
@@ -267,13 +261,3 @@ def unpack_parameters(data: bytes) -> dict[str, Tensor]:
         return safetensors.torch.load(data) if data else {}
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"holds no weights: {error}") from None
-
-
-def weights_sha256(weights: Mapping[str, Tensor]) -> str:
-    """Return the sha256 of named tensors: names, dtypes, shapes and raw bytes, in order of name."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        value = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

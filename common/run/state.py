@@ -17,6 +17,7 @@ from rankdad.common.errors import ProtocolError
 from rankdad.common.lowrank.routes import Payload, scatter
 from rankdad.common.methods import Method
 from rankdad.common.preparation import Preparing
+from rankdad.common.projections import Projections
 from rankdad.common.protocol.messages import Kind, Message
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.rounds.base import Due
@@ -24,7 +25,6 @@ from rankdad.common.rounds.evaluation import PooledMetrics
 from rankdad.common.rounds.goodbye import Farewell
 from rankdad.common.rounds.registry import ROUNDS, due_of
 from rankdad.common.run.batches import MAX_STEPS, Schedule, drawn_sizes, idle, largest_sizes, schedule
-from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.snapshot import Progress, check_progress, under
 from rankdad.common.run.study import Study, limited

@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 from rankdad.common.errors import SpecError
-from rankdad.common.methods import METHODS, MethodOptions
+from rankdad.common.methods import METHODS, UNUSABLE, MethodOptions
 
 if TYPE_CHECKING:
     MethodSpec = MethodOptions
 else:
     MethodSpec = Union[tuple(METHODS.values())]  # noqa: UP007
+
+
+def refuse_unusable(method: object) -> object:
+    """Return a method's fields, before they are validated.
+
+    Raises:
+        UserError: an installed package has this method, and it cannot be used.
+    """
+    if isinstance(method, Mapping) and (error := UNUSABLE.get(str(method.get("name")))) is not None:
+        raise error
+    return method
 
 
 def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[str, Any]:
@@ -23,12 +34,14 @@ def named_method(method: str | Mapping[str, Any], own: object = None) -> dict[st
 
     Raises:
         SpecError: there is no method of this name.
+        UserError: it cannot be used.
     """
     if not isinstance(method, str):
         return dict(method)
     before = own if isinstance(own, Mapping) else {}
     presets = {preset: name for name, options in METHODS.items() for preset in options.stands_for}
     name = presets.get(method, method)
+    refuse_unusable({"name": name})
     if name not in METHODS:
         raise SpecError(
             "run.method", f"got {method!r}, expected one of {', '.join([*METHODS, *presets])}", code="method-unknown"

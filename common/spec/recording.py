@@ -4,21 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from rankdad.common.documents import Part
+from rankdad.common.errors import UserError, one_line
 from rankdad.common.numbers import NonNegativeInt
 
 GROUP = "rankdad.rounds"  # entry points of other packages' rounds
+FIRST = 64  # first number for other packages' kinds
 MOST_ROUNDS = 8
 FURTHER: Mapping[str, str] = {point.name: point.value for point in entry_points(group=GROUP)}  # "package.module:Class"
+
+
+def further_rounds() -> tuple[dict[int, Any], dict[str, UserError]]:
+    """Return the rounds of other packages (`Further`) by number, and why others cannot be used, by name."""
+    found, unusable = dict[int, Any](), dict[str, UserError]()
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):  # the same order everywhere
+        try:
+            one = point.load()()
+            kind, _ = int(one.kind), (one.kind.name, one.up, one.down, one.due)
+        except Exception as error:
+            problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
+            unusable[point.name] = UserError(problem, code="round-unusable", field=point.name)
+            continue
+        if kind < FIRST or kind in found or getattr(one, "name", None) != point.name:
+            problem = f"{point.value}, an entry point of {GROUP}: its name is another, or its number ({kind})"
+            why = f"{problem} not from {FIRST} on and its own"
+            unusable[point.name] = UserError(why, code="round-number-taken", field=point.name)
+        else:
+            found[kind] = one
+    return found, unusable
 
 
 def _installed(name: str) -> str:
     if name not in FURTHER:
         raise ValueError(f"no installed package has this round; installed are: {', '.join(sorted(FURTHER)) or 'none'}")
+    if (why := further_rounds()[1].get(name)) is not None:
+        raise why
     return name
 
 

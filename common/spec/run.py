@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from rankdad.common.documents import Part, load_json, replace, validate, without_defaults, words
 from rankdad.common.errors import SpecError
@@ -18,7 +18,7 @@ from rankdad.common.spec.augmentation import check_augmentation
 from rankdad.common.spec.data import DataSpec, TableData, check_kept, check_task
 from rankdad.common.spec.evaluation import EvaluationSpec, Holdout, KFold, LeaveOneSiteOut, Reference
 from rankdad.common.spec.federation import Federation
-from rankdad.common.spec.method import MethodSpec
+from rankdad.common.spec.method import MethodSpec, refuse_unusable
 from rankdad.common.spec.model import Linear, ModelSpec
 from rankdad.common.spec.overrides import check_overrides
 from rankdad.common.spec.preparation import Preparation
@@ -54,7 +54,9 @@ class RunSpec(Part):
     """Test samples of the trained model."""
     training: Training = Training()
     """Optimizer, schedule, splits."""
-    method: Annotated[MethodSpec, Field(discriminator="name", validate_default=True)] = DEFAULT
+    method: Annotated[
+        MethodSpec, Field(discriminator="name", validate_default=True), BeforeValidator(refuse_unusable)
+    ] = DEFAULT
     """Method for gradients. The default is dsgd for models whose gradients have a rank of at most 2, else rank-dad."""
     federation: Federation
     tuning: Tuning | None = None

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
+import queue
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from threading import Thread
 
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.files import make_folder, owned
 from rankdad.common.logs import LogOptions
 from rankdad.common.policy import Policy
 from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
-from rankdad.local.agent.asking import Answering, Respond
-from rankdad.local.agent.processes import (
-    MAX_DELAY,
-    MIN_DELAY,
-    Consider,
-    Lifeline,
-    Listen,
-    Outcome,
-    Train,
-    Worker,
-)
+from rankdad.local.agent.asking import Answering
+from rankdad.local.agent.listening import MAX_DELAY, MIN_DELAY, listen
+from rankdad.local.agent.processes import Outcome, Task, Worker
 from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import keep_receipt
 from rankdad.local.drivers.service import ServiceClient
 
-LOOK = 0.5  # seconds between two checks for decisions by the site's staff
+LOOK = 0.2  # seconds between two looks at processes and at decisions by the site's staff
 MAX_CONSIDERED, MAX_TRAINED = 2, 100  # simultaneous runs: a service may offer thousands
 CONSIDERING = 600.0  # seconds after which considering a run is aborted
 MAX_CRASHES = 5  # of a run's processes in a row, without a minute of work in between
@@ -90,9 +81,8 @@ class Agent:
         self._config, self._logs, self._file = config, logs, file
         self._runs: dict[str, _Run] = {}
         self._stopping = self._forced = False
-        self._lifeline = Lifeline()
-        self._answering = Answering(self._work, lambda question: Respond(config, question, logs))
-        self._reading, self._writing = os.pipe()  # written to by signal handlers
+        self._heard = queue.SimpleQueue[Offers]()
+        self._answering = Answering(lambda question: Worker(config, logs, "answer", "", question))
 
     def run(self) -> None:
         """Run until SIGINT or SIGTERM.
@@ -101,46 +91,25 @@ class Agent:
             UserError: the output folder cannot be used, or another process uses it.
         """
         make_folder(runs_folder(self._config), private=True)
-        with owned(Path(self._config.output), self._config.name), self._signals():
-            self._own = (self._reading, self._writing)
-            self._listener = self._work(Listen(self._config, self._logs))
+        with owned(Path(self._config.output), self._config.name):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._end)
+            Thread(target=listen, args=(self._config, self._heard.put), name="offers", daemon=True).start()
             _log.info("waiting for runs of %s that the policy allows", self._config.aggregator)
             try:
                 while not self._stopping:
-                    self._wait(LOOK)
+                    with suppress(queue.Empty):
+                        self._take(self._heard.get(timeout=LOOK))
                     self._answering.advance()
                     for run in list(self._runs.values()):
+                        self._look_at(run)
                         self._keep_out()
                         self._advance(run)
             finally:
-                self._listener.kill()
                 self._stop()
 
-    def _work(self, target: Callable[[Connection], None]) -> Worker:
-        return Worker(target, self._lifeline, self._own)
-
-    def _wait(self, seconds: float) -> None:
-        """Wait until a process reports or ends, or a signal arrives."""
-        outcomes = {run.worker.outcome: run for run in self._runs.values() if run.worker is not None}
-        answers = [] if self._answering.worker is None else [self._answering.worker.outcome]
-        for ready in wait([self._reading, self._listener.outcome, *answers, *outcomes], seconds):
-            if ready is self._listener.outcome:
-                self._hear()
-            elif ready == self._reading:
-                os.read(self._reading, 1 << 12)
-            elif ready in answers:
-                self._answering.end()
-            else:
-                self._end(outcomes[ready])  # type: ignore[index]
-
-    def _hear(self) -> None:
-        try:
-            offers = Offers.model_validate_json(self._listener.outcome.recv_bytes())
-        except (EOFError, OSError):  # the listener was killed
-            self._listener.kill()
-            self._listener = self._work(Listen(self._config, self._logs))
-        else:
-            self._take(offers)
+    def _end(self, *_: object) -> None:
+        self._stopping, self._forced = True, self._stopping
 
     def _take(self, offers: Offers) -> None:
         self._answering.take(offers.questions)
@@ -204,7 +173,7 @@ class Agent:
         folder, considered = run.folder, self._considered(run)
         decision = folder.decision()
         if considered is None:
-            self._start(run, Consider(self._config, offered, self._logs), considers=True)
+            self._start(run, offered, considers=True)
         elif considered.offer.id != offered.id:
             self._reply(run, "refused", OTHER_RUN)
         elif folder.finished:
@@ -228,7 +197,7 @@ class Agent:
         else:
             self._reply(run, "accepted")
             if offered.state == "running":
-                self._start(run, Train(self._config, folder.run, offered.id, self._logs))
+                self._start(run, offered, considers=False)
 
     def _considered(self, run: _Run) -> Considered | None:
         """Return the result of considering a run; None before."""
@@ -236,16 +205,19 @@ class Agent:
             run.considered = found.model_copy(update={"offer": found.offer.model_copy(update={"spec": {}})})
         return run.considered
 
-    def _start(self, run: _Run, target: Callable[[Connection], None], *, considers: bool = False) -> None:
+    def _start(self, run: _Run, offered: Offered, *, considers: bool) -> None:
         """Start a run's process if there is room; otherwise the run waits."""
         most = MAX_CONSIDERED if considers else MAX_TRAINED
         if sum(one.worker is not None and one.considers is considers for one in self._runs.values()) < most:
-            run.worker, run.considers, run.began = self._work(target), considers, time.monotonic()
+            task: Task = "consider" if considers else "train"
+            run.worker = Worker(self._config, self._logs, task, offered.run, offered.id)
+            run.considers, run.began = considers, time.monotonic()
 
-    def _end(self, run: _Run) -> None:
-        """Handle the end of a process."""
-        assert run.worker is not None
-        outcome, run.worker = run.worker.result(), None
+    def _look_at(self, run: _Run) -> None:
+        """Handle the end of a run's process, if it has ended."""
+        if run.worker is None or (outcome := run.worker.outcome()) is None:
+            return
+        run.worker = None
         self._come_to(run, outcome)
         if run.offered is None and self._runs.pop(run.folder.run, None) is not None:  # it has ended in the meantime
             self._forget(run)
@@ -257,9 +229,9 @@ class Agent:
             self._try_later(run, str(error))
 
     def _settle(self, run: _Run, outcome: Outcome) -> None:
-        if outcome.considered is not None:
-            run.folder.keep(outcome.considered)
-            for line in outcome.considered.words:
+        if outcome.kind == "done" and run.considers:
+            considered = self._considered(run)
+            for line in () if considered is None else considered.words:
                 _log.info("%s: %s", run.folder.run, line)
         elif outcome.kind == "done":
             _log.info("%s: finished; the results are in %s", run.folder.run, run.folder.path)
@@ -317,29 +289,13 @@ class Agent:
 
     def _stop(self) -> None:
         """Let every process finish its step and end."""
-        if self._answering.worker is not None:
-            self._answering.worker.kill()
-        workers = [run.worker for run in self._runs.values() if run.worker is not None]
-        for worker in workers:
+        self._answering.stop()
+        left = [run.worker for run in self._runs.values() if run.worker is not None]
+        for worker in left:
             worker.stop()
         end = time.monotonic() + STOPPING
-        left = {worker.outcome: worker for worker in workers}
         while left and time.monotonic() < end and not self._forced:
-            for ready in wait(list(left), 0.1):
-                left.pop(ready).result()  # type: ignore[call-overload]
-        for worker in left.values():
+            time.sleep(0.1)
+            left = [worker for worker in left if worker.outcome() is None]
+        for worker in left:
             worker.kill()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def handle(*_: object) -> None:
-            self._forced = self._stopping
-            self._stopping = True
-            os.write(self._writing, b"s")
-
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

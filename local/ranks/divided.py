@@ -31,10 +31,11 @@ from rankdad.common.lowrank.routes import ALL, Index
 from rankdad.common.meshes import Cut, Division, cut, local, wrapped
 from rankdad.common.run.batches import batch_sizes, parts
 from rankdad.common.run.optimizer import load_moments, moments_of
-from rankdad.common.run.replica import Replica, copies, weights_sha256
+from rankdad.common.run.replica import Replica, copies
 from rankdad.common.run.snapshot import under
 from rankdad.common.run.weight_sketch import sketch
 from rankdad.common.spec import Adam, RunSpec
+from rankdad.common.tensors import weights_sha256
 from rankdad.local.config import SiteConfig
 from rankdad.local.ranks.fsdp import sharded
 from rankdad.local.ranks.pipeline import Stages

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankdad.common.files import naming_the_disk
-from rankdad.common.run.replica import weights_sha256
 from rankdad.common.run.state import RunState
+from rankdad.common.tensors import weights_sha256
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.drive import is_long
 from rankdad.local.drivers.running import run_site

@@ -26,7 +26,6 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.local.config import Parallel, SiteConfig
 from rankdad.local.ranks.alone import Alone
-from rankdad.local.ranks.checkpoints import SharedCheckpoints
 from rankdad.local.ranks.group import Ranks
 
 OTHERS = {
@@ -94,6 +93,8 @@ class Sharing(Alone):
 
     def checkpoints(self, folder: Path, plan: Plan, owner: str, data: SiteData) -> Checkpoints:
         """Return the site's checkpoints in a folder, which ranks share if they divide the weights."""
+        from rankdad.local.ranks.checkpoints import SharedCheckpoints  # takes 0.7 s, which one rank does not need
+
         divided, digest = self.mesh.is_divided, data.sha256()
         return SharedCheckpoints(self._ranks, folder, plan, owner, data_sha256=digest, divided=divided)
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from rankdad.common.run.replica import weights_sha256
+from rankdad.common.tensors import weights_sha256
 from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.running import run_site
 from rankdad.remote.persistence import LedgerOptions

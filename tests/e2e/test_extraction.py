@@ -34,8 +34,8 @@ from rankdad.common.rounds.hello import Hello, Roster
 from rankdad.common.rounds.step import Step
 from rankdad.common.run.batches import batch_sizes
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.admission import admitted
 from rankdad.local.observer import Observer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,19 +94,37 @@ def test_a_site_that_does_not_list_its_code_takes_no_part(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("points", "code"),
+    ("points", "code", "named"),
     [
-        ("[rankdad.methods]\nother = nowhere:Method", "method-unusable"),
-        ("[rankdad.methods]\nother = rankdad.common.methods.dad:Dad", "method-name-taken"),
-        ("[rankdad.rounds]\nother = nowhere:Round", "round-unusable"),
-        ("[rankdad.rounds]\nother = rankdad.common.rounds.sums:SumsRound", "round-number-taken"),
+        ("[rankdad.methods]\nother = nowhere:Method", "method-unusable", {"method": {"name": "other"}}),
+        ("[rankdad.methods]\nother = rankdad.common.methods.dad:Dad", "method-name-taken", {}),
+        (
+            "[rankdad.methods]\nother = rankdad_signsgd:SignSgd\nsame = rankdad_signsgd:SignSgd",
+            "method-name-taken",
+            {"method": {"name": "signsgd"}},
+        ),
+        ("[rankdad.rounds]\nother = nowhere:Round", "round-unusable", {"record": {"rounds": ["other"]}}),
+        (
+            "[rankdad.rounds]\nother = rankdad.common.rounds.sums:SumsRound",
+            "round-number-taken",
+            {"record": {"rounds": ["other"]}},
+        ),
     ],
 )
-def test_an_entry_point_that_cannot_be_used_is_named(tmp_path: Path, points: str, code: str) -> None:
+def test_an_entry_point_that_cannot_be_used_stops_runs_that_name_it_and_no_other(
+    tmp_path: Path, points: str, code: str, named: dict[str, Any]
+) -> None:
+    """It stopped all commands."""
     (tmp_path / "other-1.dist-info").mkdir()
     (tmp_path / "other-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
     (tmp_path / "other-1.dist-info" / "entry_points.txt").write_text(f"{points}\n")
-    (tmp_path / "run.json").write_text(json.dumps(run_document()))
-    done = python("-m", "rankdad", "check", tmp_path / "run.json", path=str(tmp_path))
-    assert f"[{code}]" in done.stderr
-    assert "Traceback" not in done.stderr
+    (tmp_path / "rankdad_signsgd.py").write_text((PLUGINS / "rankdad_signsgd.py").read_text())
+    method = named.get("method", {"name": "dad"})["name"]
+    listed = python("-c", f"import rankdad.common.policy as p; p.Policy(methods=({method!r},))", path=str(tmp_path))
+    assert listed.returncode == 0, "a site's policy may still list it"
+    for changes in ({}, named):
+        (tmp_path / "run.json").write_text(json.dumps(run_document(**changes)))
+        done = python("-m", "rankdad", "check", tmp_path / "run.json", path=str(tmp_path))
+        assert "Traceback" not in done.stderr
+        assert len(re.findall(r"WARNING .*, an entry point of rankdad\.", done.stderr)) == 1
+        assert (done.returncode, f"[{code}]" in done.stderr) == ((2, True) if changes else (0, False)), done.stderr

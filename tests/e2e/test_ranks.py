@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rankdad.common.run.checkpoints import newest, round_of
-from rankdad.common.run.replica import weights_sha256
+from rankdad.common.tensors import weights_sha256
 from tests.conftest import write_policy, write_site
 from tests.e2e.house import LONGEST, House, furthest, house
 from tests.texts import CLASSES, DATA, LABEL, MODEL

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from rankdad.common.run.replica import weights_sha256
+from rankdad.common.tensors import weights_sha256
 from tests.conftest import OPEN, run_document
 from tests.e2e.house import furthest, house
 from tests.e2e.test_processes import rankdad

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from rankdad.common import __version__
+
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
 
@@ -30,7 +32,7 @@ def built(source: Path, folder: Path) -> Path:
 
 def cloned(folder: Path, *options: str) -> Path:
     """Return a clone: what is not committed is not in it."""
-    subprocess.run(["git", "clone", "--quiet", *options, str(ROOT), str(folder)], check=True)
+    subprocess.run(["git", "clone", "--quiet", "--no-tags", *options, str(ROOT), str(folder)], check=True)
     return folder
 
 
@@ -61,6 +63,29 @@ def test_it_is_whole_whatever_it_is_built_from(wheel: Path, tmp_path: Path, kind
         (source,) = tmp_path.glob("rankdad-*.tar.gz")
     made = built(source, tmp_path / "dist")
     assert sorted(zipfile.ZipFile(made).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_its_version_counts_commits_since_the_tag_where_there_is_one(tmp_path: Path) -> None:
+    clone = cloned(tmp_path / "clone")
+
+    def git(*words: str) -> None:
+        own = ("-c", "user.name=anna", "-c", "user.email=anna@example.org")
+        subprocess.run(["git", "-C", str(clone), *own, *words], check=True)
+
+    def version(**environment: str) -> str:
+        words = [sys.executable, "-c", "import version; print(version.version())"]
+        return subprocess.run(
+            words, cwd=clone, env=os.environ | environment, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    assert version() == __version__
+    git("tag", f"v{__version__}")
+    assert version() == __version__
+    git("commit", "--quiet", "--allow-empty", "--message", "later")
+    assert re.fullmatch(re.escape(f"{__version__}.post1+g") + "[0-9a-f]+", version())
+    assert version(PATH="") == __version__, "without git, as in an image"
+    (clone / ".git").rename(tmp_path / ".git")
+    assert version() == __version__, "the repository that it lies in has other tags"
 
 
 def test_the_wheel_holds_one_package(wheel: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.protocol.service import Offer, Offered, Offers
 from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.local.agent.agent import Agent, _Run
-from rankdad.local.agent.processes import Listen, Outcome
+from rankdad.local.agent.listening import listen
+from rankdad.local.agent.processes import Outcome, Worker
 from rankdad.local.agent.state import AUDIT, Considered, RunFolder
 from rankdad.local.agent.words import TWO_SITES, what_is_read, what_leaves
 from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_line_of_the_audit_log_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -61,18 +65,47 @@ def test_a_run_that_waits_names_its_file_and_leaves_no_checkpoints_once_refused(
 
 
 @pytest.mark.slow
+def test_a_process_of_an_agent_shows_nobody_its_proxy_and_ends_with_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ours, whatever lies in the current folder."""
+    (tmp_path / "rankdad.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://anna:secret@127.0.0.1:{proxy.getsockname()[1]}"
+        config = site_config(1, output=str(tmp_path)).model_copy(
+            update={"proxy": address, "aggregator": "https://unused.example"}
+        )
+        worker = Worker(config, LogOptions(), "consider", "small-1", "0" * 16)
+        proxy.settimeout(60)
+        with proxy.accept()[0] as asked:
+            assert b"unused.example" in asked.recv(1000)
+            words = Path(f"/proc/{worker._process.pid}/cmdline").read_bytes()
+            expected = b"-P -m rankdad site - --task consider small-1".split()
+            assert words.split(b"\0")[1:9] == expected
+            assert b"secret" not in words
+            assert worker.outcome() is None
+            assert worker._process.stdin is not None
+            worker._process.stdin.close()  # as when the agent is killed
+            assert worker._process.wait(30) == 1
+    ended = worker.outcome()
+    assert ended is not None
+    assert (ended.kind, ended.told) == ("crashed", "its process ended with status 1")
+
+
+@pytest.mark.slow
 def test_a_service_that_answers_at_once_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = list[float]()
 
-    class Writing:
-        def send_bytes(self, _: bytes) -> None:
-            times.append(time.monotonic())
-            if len(times) == 4:
-                raise EOFError
+    def heard(_: Offers) -> None:
+        times.append(time.monotonic())
+        if len(times) == 4:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(ServiceClient, "offers", lambda self, known: Offers(digest="same", runs=()))
-    with pytest.raises(EOFError):
-        Listen(site_config(1), LogOptions())(Writing())  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        listen(site_config(1), heard)
     assert times[-1] - times[0] > 0.5
 
 

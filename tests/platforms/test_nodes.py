@@ -19,9 +19,9 @@ from rankdad.common.errors import RankdadError
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
-from rankdad.common.run.replica import weights_sha256
 from rankdad.common.spec import RunSpec
 from rankdad.common.staleness import Sent
+from rankdad.common.tensors import weights_sha256
 from rankdad.platforms.coinstac import aggregator_node, site_run
 from rankdad.platforms.coinstac.compspec import compspec
 from rankdad.platforms.coinstac.limits import largest_message

@@ -16,11 +16,11 @@ from rankdad.common.lowrank.factors import Factor
 from rankdad.common.metrics.paired import measures
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation.coefficients import OWN
+from rankdad.common.projections import Projections
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.messages import Ask, Kind, Message
 from rankdad.common.rounds.hello import Hello
 from rankdad.common.rounds.step import Step
-from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec

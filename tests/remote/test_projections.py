@@ -19,8 +19,8 @@ from rankdad.common.rounds.checks import Checks
 from rankdad.common.rounds.hello import Roster
 from rankdad.common.rounds.step import Step, StepRound
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.seeds import derive
 from rankdad.common.run.state import RunState
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
 from rankdad.local.own_gradients import OwnGradients, own_gradients

@@ -20,9 +20,9 @@ from rankdad.common.data import Samples, SiteData, read_site
 from rankdad.common.errors import RunFailedError
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.preparation import Preparing, in_memory
+from rankdad.common.projections import projections_of
 from rankdad.common.protocol.codec import unpack
 from rankdad.common.protocol.plan import make_plan
-from rankdad.common.run.projections import projections_of
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec

@@ -20,10 +20,10 @@ from rankdad.common.lowrank.routes import Route
 from rankdad.common.models import build_model
 from rankdad.common.policy import EVERYTHING, MinLevel
 from rankdad.common.preparation import in_memory
+from rankdad.common.projections import projections_of
 from rankdad.common.protocol.plan import make_plan
-from rankdad.common.run.projections import projections_of
 from rankdad.common.run.replica import Replica
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
 from rankdad.local.observer import Observer
 from rankdad.local.site import site_of

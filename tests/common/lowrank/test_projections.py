@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.routes import Route
 from rankdad.common.lowrank.wire import as_received
-from rankdad.common.run.projections import least_norm, pooled_projections, projections_of
+from rankdad.common.projections import least_norm, pooled_projections, projections_of
 from tests.common.lowrank.steps import BATCHES, batch_of, pooled_gradients, prepare, site_gradients
 from tests.conftest import examples
 

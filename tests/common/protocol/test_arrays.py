@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdad.common.protocol.arrays import MAX_SUM, pack_counts, pack_sums, unpack_counts, unpack_sums
+from rankdad.common.metrics.tally_codec import MAX_SUM
+from rankdad.common.protocol.arrays import pack_counts, pack_sums, unpack_counts, unpack_sums
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())

@@ -20,6 +20,7 @@ from rankdad.common.lowrank.wire import as_received, decode, encode, is_lossless
 from rankdad.common.metrics.monitoring import monitored
 from rankdad.common.metrics.tally_codec import pack_tally, tally_bytes
 from rankdad.common.models import build_model
+from rankdad.common.projections import Projections
 from rankdad.common.protocol.codec import pack, unpack
 from rankdad.common.protocol.message_sizes import body_bytes, body_limit
 from rankdad.common.protocol.messages import Failure, Kind, Message
@@ -29,7 +30,6 @@ from rankdad.common.rounds.evaluation import Evaluation, PooledMetrics
 from rankdad.common.rounds.goodbye import Goodbye
 from rankdad.common.rounds.scores import scores_shape
 from rankdad.common.rounds.step import Step
-from rankdad.common.run.projections import Projections
 from rankdad.common.run.weight_sketch import PARTS
 from tests.common.metrics.samples import tallied
 from tests.conftest import examples, run_spec, sampled

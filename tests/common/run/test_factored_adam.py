@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rankdad.common.projections import Projections
 from rankdad.common.run.factored_adam import FactoredAdam, is_factored
-from rankdad.common.run.projections import Projections
 from rankdad.common.run.replica import Replica
 from tests.conftest import run_spec
 

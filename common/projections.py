@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankdad.common.lowrank.factors import Factor, Matrix
 from rankdad.common.lowrank.routes import Payload, Route
-from rankdad.common.run.seeds import derive
+from rankdad.common.seeds import derive
 
 
 class Projections(NamedTuple):
