@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from rankdad.common.lowrank.layers import (
 from rankdad.common.lowrank.nodes import accumulate, is_compiled, is_python, is_sharding, leaf, metadata, runs_passes
 
 
-class _Pair(NamedTuple):
+class Pair(NamedTuple):
     """A factor of one pass of a layer.
 
     Args:
@@ -119,7 +119,7 @@ class FactorCapture:
             name for name, module in captured.items() if declared_layout(module) and len(set(module.weight.shape)) == 1
         }
         self._names: dict[Tensor, str] = {self._parameters[name]: name for name in captured}
-        self._pairs = dict[str, list[_Pair]]()
+        self._pairs = dict[str, list[Pair]]()
         self.people: Tensor | None = None
         self._counted: Counter[str] = Counter()  # pairs of earlier passes
         self._key = object()  # marks this capture's uses in the metadata of nodes, which may outlive it
@@ -179,7 +179,7 @@ class FactorCapture:
                 matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
                 factor = Factor(*(reversed([*matrices]) if name in capture._transposed else matrices))
                 people_of = _each(people, factor.rows, len(delta))
-                capture._pairs[name].append(_Pair(factor, people_of, torch._C._current_graph_task_id(), delta.dtype))
+                capture._pairs[name].append(Pair(factor, people_of, torch._C._current_graph_task_id(), delta.dtype))
 
         made.register_hook(keep)
         hooks: Mapping[int, object] = made._backward_hooks or {}
@@ -270,7 +270,7 @@ class FactorCapture:
             delta, activation = (matrix.detach().to(weight.dtype) for matrix in matrices)
             factor = Factor(activation, delta) if name in self._transposed else Factor(delta, activation)
             compiled.setdefault(name, []).append(factor)
-            self._pairs[name].append(_Pair(factor, None, None, weight.dtype))
+            self._pairs[name].append(Pair(factor, None, None, weight.dtype))
 
         return {self._parameters[name].data_ptr(): partial(keep, name) for name in self._pairs if name not in noted}
 
@@ -376,11 +376,13 @@ def _are_others(hooks: Mapping[int, Any]) -> bool:
     return sum(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks.values()) > 1
 
 
-def _is_all(pairs: Sequence[_Pair], gradient: Tensor) -> bool:
+def _is_all(pairs: Sequence[Pair], gradient: Tensor) -> bool:
     """Return whether the gradient differs from the pairs' by rounding alone."""
+    product = concatenate([one.factor for one in pairs]).gradient()
+    mine, ours = (cast(Any, each).to_local() if hasattr(each, "to_local") else each for each in (gradient, product))
     epsilon = max(torch.finfo(one.made).eps for one in pairs)
-    rest = gradient - concatenate([one.factor for one in pairs]).gradient()
-    return bool(rest.norm() <= (64 if epsilon < 1e-4 else 1) * epsilon * gradient.norm())
+    tolerance = (64 if epsilon < 1e-4 else 1) * epsilon * mine.norm()
+    return mine.shape == ours.shape and bool((mine - ours).norm() <= tolerance)
 
 
 def _nothing() -> None: ...

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from rankdad.common.collectives import all_gather_equal
 from rankdad.common.devices import CPU
 from rankdad.common.errors import SpecError
-from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.capture import FactorCapture, Pair
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.layers import linear_layers
 from rankdad.common.lowrank.routes import ALL, Index
@@ -313,20 +313,20 @@ class _WholeCapture(FactorCapture):
         whole = self._replica.whole
         for name, pairs in self._pairs.items():
             pairs[before[name] :] = [
-                (Factor(whole(name, factor.delta, 1), whole("", factor.activation)), people)
-                for factor, people in pairs[before[name] :]
+                one._replace(factor=Factor(whole(name, one.factor.delta, 1), whole("", one.factor.activation)))
+                for one in pairs[before[name] :]
             ]
         if self._replica.stages is not None:
             self._share(before, self._replica.stages)
 
     def _share(self, before: Mapping[str, int], stages: Stages) -> None:
         """Append the other stages' factors to this one's: a layer of a block is used once in a pass."""
-        new = {name: [factor.rows for factor, _ in pairs[before[name] :]] for name, pairs in self._pairs.items()}
+        new = {name: [one.factor.rows for one in pairs[before[name] :]] for name, pairs in self._pairs.items()}
         for name, count in stages.counts({name: sum(rows) for name, rows in new.items()}).items():
             if name not in self._pairs or not count:
                 continue
             pairs, weight = self._pairs[name], self._parameters[name]
-            own = pairs[-1][0] if new[name] else Factor(*(weight.new_empty(0, 0) for _ in range(2)))
+            own = pairs[-1].factor if new[name] else Factor(*(weight.new_empty(0, 0) for _ in range(2)))
             out, columns = self._replica.shapes()[name]
             factor = Factor(
                 stages.shared(name, own.delta, torch.Size([count, out])),
@@ -334,7 +334,8 @@ class _WholeCapture(FactorCapture):
             )
             if stages.is_elsewhere(name):
                 people = self.people
-                pairs.append((factor, None if people is None else people.repeat_interleave(count // len(people))))
+                of_rows = None if people is None else people.repeat_interleave(count // len(people))
+                pairs.append(Pair(factor, of_rows, None, weight.dtype))
                 self._counted[name] = len(pairs)
 
     def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:
