@@ -12,7 +12,7 @@ from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_option
 from rankdad.common.errors import FAILED, UserError, counted, visible
 from rankdad.common.files import cannot_write
 from rankdad.common.logs import LogOptions, set_up
-from rankdad.remote.options import ExposedOption, SocketOption
+from rankdad.remote import options
 from rankdad.remote.records import Retention
 from rankdad.remote.service.cli import serve
 
@@ -33,39 +33,26 @@ def mount(app: typer.Typer) -> None:
 def aggregator(
     file: Annotated[Path, typer.Argument(metavar="RUN.json", help="Spec of the run, alone or under the key 'run'.")],
     output: Annotated[Path, typer.Option(help="Directory of the run.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
-    behind: SocketOption = None,
-    exposed: ExposedOption = False,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8765,
+    behind: options.Socket = None,
+    exposed: options.Exposed = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
     ] = None,
-    allow_factory: Annotated[
-        list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Folder with the pretrained weights that the spec names.")
-    ] = None,
-    retention: Annotated[
-        Retention, typer.Option(help="Updates to keep: 'all', or the 'tail' since the last checkpoints.")
-    ] = Retention.ALL,
-    tokens: Annotated[Path | None, typer.Option(help="File with the hashed tokens of the sites.")] = None,
+    allow_factory: options.Factories = None,
+    weights: options.Weights = None,
+    retention: options.Kept = Retention.ALL,
+    tokens: options.Tokens = None,
     viewers: Annotated[
         Path | None,
         typer.Option(help="File with the hashed tokens of the live page's viewers; by default one token in DIR."),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the aggregator, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
-    client_ca: Annotated[
-        Path | None, typer.Option("--client-ca", help="Require client certificates signed by this authority.")
-    ] = None,
-    allow_plain_http: Annotated[
-        bool, typer.Option("--allow-plain-http", help="Allow other machines to connect without TLS.")
-    ] = False,
-    allow_anyone: Annotated[
-        bool,
-        typer.Option("--allow-anyone", help="Allow other machines to take part without authentication."),
-    ] = False,
+    tls_cert: options.Certificate = None,
+    tls_key: options.Key = None,
+    client_ca: options.Authority = None,
+    allow_plain_http: options.Plain = False,
+    allow_anyone: options.Anyone = False,
     upstream: Annotated[
         str | None,
         typer.Option(metavar="URL|SITE.json", help="For a region: address or SITE.json of the aggregator above it."),
@@ -138,12 +125,8 @@ def export(
         bool, typer.Option("--torch", help="Write the trained model and its preparation as model.pt2 (torch.export).")
     ] = False,
     final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
-    allow_factory: Annotated[
-        list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Folder with the pretrained weights that the spec names.")
-    ] = None,
+    allow_factory: options.Factories = None,
+    weights: options.Weights = None,
 ) -> None:
     """Rebuild the model of any step from the ledger, or export a trained model for other programs."""
     source, of_ledger = directory, step is not None or not (onnx or torch)

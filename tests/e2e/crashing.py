@@ -174,7 +174,7 @@ def _begin(log: Path, crash: Crash | None) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    vars(sys.modules["rankdad.remote.server"])["MAX_SILENCE"] = MAX_SILENCE
+    vars(sys.modules["rankdad.remote.open_run"])["MAX_SILENCE"] = MAX_SILENCE
     if crash is not None:
         crash.arm()
 
