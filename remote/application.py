@@ -92,8 +92,9 @@ async def _find(request: Request) -> Routes:
     runs: Runs = request.app.state.runs
     run = request.path_params.get("run", runs.only)
     found = runs.running.get(run)
-    if found is None or found.served is None:
-        who(request, runs.identity, runs.consortium.sites)  # strangers learn nothing and resume nothing
+    if found is not None and found.served is not None:
+        return found.served
+    who(request, runs.identity, runs.consortium.sites)  # strangers learn nothing and resume nothing
     try:
         return await runs.routes(run)
     except ProtocolError:
@@ -126,10 +127,10 @@ async def _in_log(request: Request) -> AsyncIterator[None]:
 
 
 async def _check_host(request: Request) -> None:
-    """Reject requests that other pages send through a browser, by another name of this server."""
+    """Reject requests that other pages send through a browser, by a name that is not this server's."""
     runs: Runs = request.app.state.runs
-    if not runs.identity.required and (runs.hosts is not None or is_loopback(request)):
-        check_host(request, runs.hosts or ())
+    if not runs.identity.required and (runs.consortium.aggregator or is_loopback(request)):  # its names are known
+        check_host(request, runs.consortium.hosts)
 
 
 def who(request: Request, identity: Identity, names: Collection[str], session: str | None = None) -> str:

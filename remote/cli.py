@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -72,6 +71,7 @@ def aggregator(
     spec = RunSpec.read(file, set_ or [])
     from rankdad.common.terminal import console_here
     from rankdad.page.viewers import VIEWER_TOKEN
+    from rankdad.remote.beginning import Options
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LedgerOptions
     from rankdad.remote.process import run_aggregator
@@ -94,8 +94,7 @@ def aggregator(
             field="--upstream",
         )
     access.check(spec.federation.nodes[config.name if config else TOP].children)
-    kept = LedgerOptions(retention)
-    run = partial(run_aggregator, ledger=kept, access=access, weights=weights, upstream=config, device=device or "cpu")
+    of_run = Options(allow_factory or (), weights, LedgerOptions(retention), device or "cpu")
     begins, owner = not (output / FILE).exists(), config.name if config else TOP
     with own_directory(output, owner, new=begins), opened(access, port) as (listening, url):
         if config is not None and behind is None:
@@ -104,8 +103,8 @@ def aggregator(
         lookers, where = access.viewers_in(output), viewers or output / VIEWER_TOKEN
         page = f"{url}/page/" if behind is None else "/page/ at the proxy's address"
         typer.echo(f"the live page: {page}, with a token from {where}")
-        run = partial(run, viewers=lookers)
-        run(spec, output, listening, console_here(quiet=quiet), allow_factory or ())
+        console = console_here(quiet=quiet)
+        run_aggregator(spec, output, listening, console, of_run, access, upstream=config, viewers=lookers)
     show_result(load_json(output / "summary.json"), output, spec)
 
 

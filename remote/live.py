@@ -114,8 +114,9 @@ class Pages:
         """Return the page about an open run; None while it is being opened."""
         opened = self._runs.running[run]
         if opened.served is not None and opened.page is None:
-            live = Live(opened.served, self._runs.lines(run))
-            opened.page = self.make(title, live.document, opened.served.aggregator.recorder.history)
+            host = opened.served.host
+            live = Live(host, self._runs.lines(run))
+            opened.page = self.make(title, live.document, host.aggregator.recorder.history)
         return opened.page
 
     def make(self, title: str, document: Callable[[], dict[str, Any]], history: History) -> Page:

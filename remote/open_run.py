@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankdad.page.serving import Page
@@ -14,7 +14,7 @@ from rankdad.page.tail import Line
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Identity
-from rankdad.remote.connections import ConnectionRegistry, Timeouts
+from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.consortium import Consortium
 from rankdad.remote.run_session import RunSession
 from rankdad.remote.view import View
@@ -30,6 +30,7 @@ class OpenRun:
 
     Attributes:
         host: its session; None while it is being opened.
+        served: its routes, while sites may connect.
         problem: what blocks it at present, or "".
         page: its page, created on request and closed with the session.
     """
@@ -38,27 +39,19 @@ class OpenRun:
         self.host: RunSession | None = None
         self.problem = ""
         self.page: Page | None = None
-        self._routes: Routes | None = None
+        self.served: Routes | None = None
         self._ready = asyncio.Event()
-
-    @property
-    def served(self) -> RunSession | None:
-        """The session, while sites may connect."""
-        return self.host if self._ready.is_set() else None
 
     async def routes(self) -> Routes | None:
         """Return its routes; None while it is being opened."""
-        if not self._ready.is_set():
-            try:
-                async with asyncio.timeout(LOADING):
-                    await self._ready.wait()
-            except TimeoutError:
-                return None
-        return self._routes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOADING):
+                await self._ready.wait()
+        return self.served
 
     def open(self, routes: Routes) -> None:
         """Let the sites connect."""
-        self._routes, self.host = routes, routes.host
+        self.served, self.host = routes, routes.host
         self._ready.set()
 
     def leave(self) -> None:
@@ -67,48 +60,38 @@ class OpenRun:
             self.host.ended.set()
 
     async def serve(self, routes: Routes, view: View, stays: Callable[[], bool]) -> None:
-        """Let the sites connect, and drive the run to its end.
+        """Let the sites connect, and drive the run until it has ended and its files are written.
 
         Args:
             routes: of the run.
             view: shows progress.
-            stays: see `run_until_finished`.
+            stays: returns whether a run that has not ended is resumed later, so that sites do not learn of an end.
         """
         self.open(routes)
-        if routes.aggregator.ended:
-            routes.host.ended.set()
+        host, display = routes.host, _Display(view)
+        if host.aggregator.ended:
+            host.ended.set()
+        display.call(lambda view: view.start())
         try:
-            await run_until_finished(routes.host, view, stays)
+            while not host.ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(host.ended.wait(), TICK)
+                host.tick()
+                display.call(lambda view: view.tick())
+            if host.crashed or (stays() and not host.aggregator.ended):
+                await host.leave()
+            else:
+                await host.drain(MAX_SILENCE)
         finally:
-            self._ready.clear()
-            if self.page is not None:
-                self.page.close()
-                self.page = None
-
-
-async def run_until_finished(host: RunSession, view: View, stays: Callable[[], bool]) -> None:
-    """Drive a run until it has ended and its files are written.
-
-    Args:
-        host: the run's session.
-        view: shows progress.
-        stays: returns whether the run is resumed later, so that sites do not learn of an end.
-    """
-    display = _Display(view)
-    display.call(lambda view: view.start())
-    try:
-        while not host.ended.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(host.ended.wait(), TICK)
-            host.tick()
-            display.call(lambda view: view.tick())
-        if host.crashed or (stays() and not host.aggregator.ended):
-            await host.leave()
-        else:
-            await host.drain(MAX_SILENCE)
-    finally:
-        await host.close()
-        display.call(lambda view: view.stop())
+            try:
+                await host.close()
+            finally:
+                self._ready.clear()
+                self.served = None
+                if self.page is not None:
+                    self.page.close()
+                    self.page = None
+                display.call(lambda view: view.stop())
 
 
 class _Display:
@@ -146,8 +129,6 @@ class Runs(ABC):
         identity: authentication of the sites.
         people: authentication of owners and viewers.
         audit: the audit log.
-        hosts: permitted names of the server if it has no authentication; None for all, except on loopback addresses.
-        timeouts: for requests.
 
     Attributes:
         registry: all connections.
@@ -159,17 +140,9 @@ class Runs(ABC):
 
     only = ""
 
-    def __init__(
-        self,
-        consortium: Consortium,
-        identity: Identity,
-        people: Identity,
-        audit: Audit,
-        hosts: Collection[str] | None,
-        timeouts: Timeouts = Timeouts(),  # noqa: B008
-    ) -> None:
-        self.consortium, self.identity, self.people, self.audit, self.hosts = consortium, identity, people, audit, hosts
-        self.registry = ConnectionRegistry(audit, timeouts)
+    def __init__(self, consortium: Consortium, identity: Identity, people: Identity, audit: Audit) -> None:
+        self.consortium, self.identity, self.people, self.audit = consortium, identity, people, audit
+        self.registry = ConnectionRegistry(audit)
         self.running: dict[str, OpenRun] = {}
         self.agents: dict[str, Seen] = {}
         self.over = asyncio.Event()
@@ -184,7 +157,7 @@ class Runs(ABC):
 
     @abstractmethod
     async def routes(self, run: str) -> Routes:
-        """Return a run's routes.
+        """Return the routes of a run that is not served, after opening it.
 
         Raises:
             ProtocolError: it is unknown, has ended, or is being opened.

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rankdad.common.devices import CPU
 from rankdad.common.errors import INTERRUPTED, ProtocolError, RankdadError, RunFailedError
 from rankdad.common.logs import log_names
 from rankdad.common.protocol.plan import make_plan
@@ -29,11 +28,9 @@ from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.auth import Identity
 from rankdad.remote.beginning import Options, begin, replica_of
 from rankdad.remote.config import Access
-from rankdad.remote.connections import Timeouts
 from rankdad.remote.consortium import Consortium
 from rankdad.remote.live import Pages
 from rankdad.remote.open_run import OpenRun, Runs
-from rankdad.remote.persistence import LedgerOptions
 from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.run_reader import FILE
 from rankdad.remote.run_session import RunSession
@@ -59,7 +56,6 @@ class OneRun(Runs):
         audit: the audit log.
         identity: authentication of the sites.
         viewers: hashed tokens of those who may see the run.
-        timeouts: for requests.
         show: creates the view of a session.
         attach: called with the session before it is served.
         lifeline: see `run_aggregator`.
@@ -75,7 +71,6 @@ class OneRun(Runs):
         audit: Audit,
         identity: Identity,
         viewers: Mapping[str, str],
-        timeouts: Timeouts = Timeouts(),  # noqa: B008
         *,
         show: Callable[[RunSession], View],
         attach: Callable[[RunSession], None] = lambda host: None,
@@ -83,8 +78,8 @@ class OneRun(Runs):
     ) -> None:
         sites, owners = aggregator.children, tuple(viewers)
         consortium = Consortium.model_construct(name=aggregator.spec.name, aggregator="", sites=sites, owners=owners)
-        super().__init__(consortium, identity, Identity(tuple(viewers), viewers), audit, None, timeouts)
-        self.host = RunSession(aggregator, audit, timeouts.hold, connected=self.registry.present)
+        super().__init__(consortium, identity, Identity(tuple(viewers), viewers), audit)
+        self.host = RunSession(aggregator, audit, connected=self.registry.present)
         self.open, self.reason, self.tail, self.only = OpenRun(), "", Tail(), aggregator.run_id
         self.running[self.only] = self.open
         self._show, self._attach, self._lifeline = show, attach, lifeline
@@ -137,17 +132,14 @@ class OneRun(Runs):
             self.host.depart(site, reason)
 
     async def routes(self, run: str) -> Routes:
-        """Return the run's routes.
+        """Refuse a request for another run, or for this one when it is not served.
 
         Raises:
-            ProtocolError: it is another run, or over.
+            ProtocolError: in any case.
         """
         if run != self.only:
             raise ProtocolError(404, "no such run here: this aggregator has one, see /run", code="run-unknown")
-        found = None if self.over.is_set() else await self.open.routes()
-        if found is None:
-            raise ProtocolError(503, "the aggregator stops: ask again when it is back", code="run-waits")
-        return found
+        raise ProtocolError(503, "the aggregator stops: ask again when it is back", code="run-waits")
 
     def lines(self, run: str) -> Callable[[], list[Line]]:
         """Return a function that returns the last lines of the log."""
@@ -159,15 +151,12 @@ def run_aggregator(
     output: Path,
     listening: socket.socket,
     console: Console,
-    allowed_factories: Collection[str] = (),
-    lifeline: Connection | None = None,
+    options: Options = Options(),  # noqa: B008
+    access: Access = Access(),  # noqa: B008
     *,
-    ledger: LedgerOptions | None = LedgerOptions(),  # noqa: B008
-    access: Access | None = None,
-    weights: Path | None = None,
     upstream: SiteConfig | None = None,
-    device: str = CPU,
     viewers: Mapping[str, str] | None = None,
+    lifeline: Connection | None = None,
 ) -> None:
     """Serve a run until it ends.
 
@@ -176,14 +165,11 @@ def run_aggregator(
         output: the run's directory.
         listening: socket for the sites.
         console: shows progress.
-        allowed_factories: permitted model factories.
-        lifeline: pipe from the parent process. "site<tab>reason" reports the death of a site; its end, the parent's.
-        ledger: see `Aggregator`; an interrupted run resumes from it.
+        options: the run's; with a ledger, an interrupted run resumes from it.
         access: network options; by default, anyone on this machine may connect.
-        weights: folder of the pretrained weights that the spec names.
         upstream: connection of a region's aggregator to the one above; None for the top aggregator.
-        device: device of reductions and the replica.
         viewers: hashed tokens of those who may see the page, its figures and the documentation of its routes.
+        lifeline: pipe from the parent process. "site<tab>reason" reports the death of a site; its end, the parent's.
 
     Raises:
         UserError: the model or directory cannot be created, or the aggregator above has another run.
@@ -192,9 +178,9 @@ def run_aggregator(
         InterruptedRunError: a signal came.
     """
     with log_names(run=spec.name, site=upstream.name if upstream else AGGREGATOR):
-        access, climb = access or Access(), None
+        ledger, climb = options.ledger, None
         resumes = ledger is not None and (output / FILE).exists()
-        replica = replica_of(spec, Options(allowed_factories, weights, ledger, device))
+        replica = replica_of(spec, options)
         if upstream:
             is_open = access.tokens is None and access.tls_cert is None  # without authentication
             early = answering(listening, upstream.name, spec.federation) if is_open else nullcontext()

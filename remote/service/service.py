@@ -78,7 +78,7 @@ class Service(Runs):
         audit: Audit,
     ) -> None:
         identity = access.identity(consortium.members)
-        super().__init__(consortium, identity, identity, audit, consortium.hosts)
+        super().__init__(consortium, identity, identity, audit)
         self.directory, self.queue = directory, queue
         self.questions = Questions(queue)
         self.logs = RunLogs(directory / LOGS)

@@ -115,8 +115,9 @@ def serving(
         listening, port = listen_behind(directory.parent / SOCKET), 0
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
         known, unseen = identity or Identity(SITES), {"show": None}
-        runs, ready = OneRun(aggregator, audit, known, viewers or {}, timeouts, **unseen), threading.Event()  # type: ignore[arg-type]
+        runs, ready = OneRun(aggregator, audit, known, viewers or {}, **unseen), threading.Event()  # type: ignore[arg-type]
         host, registry = runs.host, runs.registry
+        registry.timeouts, host._seconds = timeouts, timeouts.hold
         runs.open.open(Routes(host, runs.identity, registry))
         app = application(runs, Pages(runs))
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
