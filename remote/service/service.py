@@ -69,13 +69,7 @@ class Service(Runs):
     running: dict[str, RunningRun]  # type: ignore[assignment]
 
     def __init__(
-        self,
-        consortium: Consortium,
-        directory: Path,
-        queue: Queue,
-        access: Access,
-        options: Options,
-        audit: Audit,
+        self, consortium: Consortium, directory: Path, queue: Queue, access: Access, options: Options, audit: Audit
     ) -> None:
         identity = access.identity(consortium.members)
         super().__init__(consortium, identity, identity, audit)
