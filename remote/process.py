@@ -84,7 +84,7 @@ class OneRun(Runs):
         self.running[self.only] = self.open
         self._show, self._attach, self._lifeline = show, attach, lifeline
         self._resumable = aggregator.persistence.keeps
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None]
 
     async def resume(self) -> None:
         """Begin or resume the run."""
@@ -104,8 +104,7 @@ class OneRun(Runs):
     async def leave(self) -> None:
         """Stop after the present round."""
         self.open.leave()
-        if self._task is not None:
-            await self._task
+        await self._task
         self.tail.stop()
 
     def interrupt(self, cause: str) -> None:
