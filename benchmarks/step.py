@@ -215,12 +215,13 @@ def bare_run(sites: int, size: int) -> RunSpec:
 
 
 def _our_server(ledger: LedgerOptions | None, listening: socket.socket, sites: int, size: int) -> None:
+    from rankdad.remote.beginning import Options
     from rankdad.remote.process import InterruptedRunError, run_aggregator
 
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         console = Console(file=nowhere)
         with contextlib.suppress(InterruptedRunError):  # told to stop when all sites have measured
-            run_aggregator(bare_run(sites, size), Path(folder), listening, console, ledger=ledger)
+            run_aggregator(bare_run(sites, size), Path(folder), listening, console, Options(ledger=ledger))
 
 
 def _our_client(port: int, size: int, steps: int, index: int, sites: int) -> list[float]:

@@ -153,7 +153,6 @@ class Page:
         title: its title.
         stream: its document and changes.
         guard: its authentication.
-        closing: called when the page is closed.
         template: its template.
         values: returns further template variables for a request.
     """
@@ -163,31 +162,15 @@ class Page:
         title: str,
         stream: Stream,
         guard: Guard,
-        closing: Callable[[], None] = lambda: None,
         template: str = "page.html",
         values: Callable[[Request], Mapping[str, object]] = lambda request: {},
     ) -> None:
-        self.stream, self.guard, self._closing = stream, guard, closing
+        self.stream, self.guard = stream, guard
         self._title, self._template, self._values = title, template, values
 
     def close(self) -> None:
         """Send the last changes and end all streams."""
         self.stream.close()
-        self._closing()
-
-    def router(self, folder: str = "/page") -> APIRouter:
-        """Return the routes of this page."""
-
-        async def found(request: Request) -> Page:  # noqa: ARG001
-            return self
-
-        async def lead() -> Response:
-            """Redirect to the page."""
-            return RedirectResponse(f"{folder.rpartition('/')[2]}/", 307)
-
-        router = page_router(folder, self.guard, found)
-        router.get("", response_class=RedirectResponse, status_code=307)(lead)
-        return router
 
     def show(self, request: Request) -> Response:
         """Render the page."""

@@ -7,7 +7,7 @@ POST /snapshots/{site}       200 with the run's latest state for a site that los
 GET  /run                    the spec, and values that a site compares before it reads data
 GET  /status                 the run's progress, and the sites it waits for
 
-A service has the same routes below /runs/{run}; an aggregator of one run answers to both.
+They are also below /runs/{run}, where a service has several runs.
 
 Checks in order: authentication (401, 403), the site's name (422, 404), the run (409), the body's time (408) and size
 (413), and its contents (422, 409, 410). An internal error is logged and answered by 500, and sites retry.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
@@ -28,19 +28,16 @@ from fastapi import APIRouter, Depends, FastAPI, Header
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rankdad.common import __version__
 from rankdad.common.errors import ProtocolError
 from rankdad.common.logs import log_names
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.retention import Receipt
 from rankdad.page.serving import HEADERS
 from rankdad.remote.auth import Identity
-from rankdad.remote.browsers import check_host, check_origin, is_loopback
 from rankdad.remote.connections import ConnectionRegistry, read_body
 from rankdad.remote.run_answer import RunAnswer
 from rankdad.remote.run_session import RunSession
@@ -49,8 +46,6 @@ from rankdad.remote.web import HttpConnection
 CONTENT_TYPE = "application/msgpack"
 AGAIN = {"queue-locked": "1", "disk-full": "10"}  # seconds after which a request is worth another try
 RUN_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-computed"
-
-Find = Callable[[Request], Awaitable["Routes"]]
 
 
 class Refused(BaseModel):
@@ -96,51 +91,12 @@ class Refusal(JSONResponse):
             await send({"type": "http.response.body", "body": b""})
 
 
-def application(find: Find, registry: ConnectionRegistry, others: Iterable[APIRouter] = ()) -> FastAPI:
-    """Create the application, which converts errors to responses.
-
-    Args:
-        find: returns the routes of a request's run.
-        registry: all connections.
-        others: further routers.
-    """
-    app = FastAPI(
-        title="rankdad aggregator",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-        exception_handlers={ProtocolError: refuse, HTTPException: _nowhere, ClientDisconnect: _gone},
-    )
-    app.state.find, app.state.registry = find, registry
+def add_routes(app: FastAPI) -> None:
+    """Add the routes of runs."""
     for router in (_steps, _of_a_run):
         app.include_router(router, tags=["run"], responses=REFUSALS)
         named = [Depends(run_named)]
         app.include_router(router, prefix="/runs/{run}", tags=["run"], responses=REFUSALS, dependencies=named)
-    for router in others:
-        app.include_router(router, responses=REFUSALS)
-    return app
-
-
-async def refuse(request: Request, error: Exception, **more: object) -> Response:
-    """Answer with a refusal and record it in the audit log."""
-    assert isinstance(error, ProtocolError)
-    registry: ConnectionRegistry = request.app.state.registry
-    state, address = request.scope["state"], request.client.host if request.client else ""
-    site = str(request.path_params.get("site", ""))[:63]
-    state.get("audit", registry.audit).refused(address, site, error.status, str(error))
-    return Refusal(error, 0 if "read" in state else registry.timeouts.refused, **more)
-
-
-async def _nowhere(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} is not known at this path"
-    return await refuse(request, ProtocolError(error.status_code, message, code="path-unknown"))
-
-
-async def _gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return Response(status_code=400)
 
 
 class Routes:
@@ -158,25 +114,6 @@ class Routes:
         self.limit = body_limit(host.aggregator.plan, up=True, region=bool(host.aggregator.node.regions))
         self._identity, self._registry = identity, registry
         self._addresses: dict[str, str] = {}  # from which each site last came
-
-    def app(self, others: Iterable[APIRouter] = ()) -> FastAPI:
-        """Create an application of this run alone."""
-        checked = APIRouter(dependencies=[Depends(self._check_browser)])
-        for router in others:
-            checked.include_router(router)
-        return application(self._only, self._registry, [checked])
-
-    async def _check_browser(self, request: Request) -> None:
-        """Reject requests that other pages send through a browser."""
-        if not self._identity.required and is_loopback(request):
-            check_host(request, ())
-        await check_origin(request)
-
-    async def _only(self, request: Request) -> Routes:
-        await self._check_browser(request)
-        if request.path_params.get("run") not in (None, self.aggregator.run_id):
-            raise ProtocolError(404, "no such run here: this aggregator has one, see /run", code="run-unknown")
-        return self
 
     def admit(self, request: Request) -> None:
         """Authenticate the caller and identify its connection.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rankdad.command import DeviceOption, LogJson, Quiet, Verbose, refuse_option
 from rankdad.common.errors import FAILED, UserError, counted, visible
 from rankdad.common.files import cannot_write
 from rankdad.common.logs import LogOptions, set_up
-from rankdad.remote.options import ExposedOption, SocketOption
+from rankdad.remote import options
 from rankdad.remote.records import Retention
 from rankdad.remote.service.cli import serve
 
@@ -33,39 +32,26 @@ def mount(app: typer.Typer) -> None:
 def aggregator(
     file: Annotated[Path, typer.Argument(metavar="RUN.json", help="Spec of the run, alone or under the key 'run'.")],
     output: Annotated[Path, typer.Option(help="Directory of the run.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8765,
-    behind: SocketOption = None,
-    exposed: ExposedOption = False,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8765,
+    behind: options.Socket = None,
+    exposed: options.Exposed = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")
     ] = None,
-    allow_factory: Annotated[
-        list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Folder with the pretrained weights that the spec names.")
-    ] = None,
-    retention: Annotated[
-        Retention, typer.Option(help="Updates to keep: 'all', or the 'tail' since the last checkpoints.")
-    ] = Retention.ALL,
-    tokens: Annotated[Path | None, typer.Option(help="File with the hashed tokens of the sites.")] = None,
+    allow_factory: options.Factories = None,
+    weights: options.Weights = None,
+    retention: options.Kept = Retention.ALL,
+    tokens: options.Tokens = None,
     viewers: Annotated[
         Path | None,
         typer.Option(help="File with the hashed tokens of the live page's viewers; by default one token in DIR."),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the aggregator, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
-    client_ca: Annotated[
-        Path | None, typer.Option("--client-ca", help="Require client certificates signed by this authority.")
-    ] = None,
-    allow_plain_http: Annotated[
-        bool, typer.Option("--allow-plain-http", help="Allow other machines to connect without TLS.")
-    ] = False,
-    allow_anyone: Annotated[
-        bool,
-        typer.Option("--allow-anyone", help="Allow other machines to take part without authentication."),
-    ] = False,
+    tls_cert: options.Certificate = None,
+    tls_key: options.Key = None,
+    client_ca: options.Authority = None,
+    allow_plain_http: options.Plain = False,
+    allow_anyone: options.Anyone = False,
     upstream: Annotated[
         str | None,
         typer.Option(metavar="URL|SITE.json", help="For a region: address or SITE.json of the aggregator above it."),
@@ -85,6 +71,7 @@ def aggregator(
     spec = RunSpec.read(file, set_ or [])
     from rankdad.common.terminal import console_here
     from rankdad.page.viewers import VIEWER_TOKEN
+    from rankdad.remote.beginning import Options
     from rankdad.remote.config import Access
     from rankdad.remote.persistence import LedgerOptions
     from rankdad.remote.process import run_aggregator
@@ -107,8 +94,7 @@ def aggregator(
             field="--upstream",
         )
     access.check(spec.federation.nodes[config.name if config else TOP].children)
-    kept = LedgerOptions(retention)
-    run = partial(run_aggregator, ledger=kept, access=access, weights=weights, upstream=config, device=device or "cpu")
+    of_run = Options(allow_factory or (), weights, LedgerOptions(retention), device or "cpu")
     begins, owner = not (output / FILE).exists(), config.name if config else TOP
     with own_directory(output, owner, new=begins), opened(access, port) as (listening, url):
         if config is not None and behind is None:
@@ -117,8 +103,8 @@ def aggregator(
         lookers, where = access.viewers_in(output), viewers or output / VIEWER_TOKEN
         page = f"{url}/page/" if behind is None else "/page/ at the proxy's address"
         typer.echo(f"the live page: {page}, with a token from {where}")
-        run = partial(run, viewers=lookers)
-        run(spec, output, listening, console_here(quiet=quiet), allow_factory or ())
+        console = console_here(quiet=quiet)
+        run_aggregator(spec, output, listening, console, of_run, access, upstream=config, viewers=lookers)
     show_result(load_json(output / "summary.json"), output, spec)
 
 
@@ -138,12 +124,8 @@ def export(
         bool, typer.Option("--torch", help="Write the trained model and its preparation as model.pt2 (torch.export).")
     ] = False,
     final: Annotated[bool, typer.Option("--final", help="Use the last weights instead of the best.")] = False,
-    allow_factory: Annotated[
-        list[str] | None, typer.Option("--allow-factory", help="Allow the model factory 'package.module:function'.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Folder with the pretrained weights that the spec names.")
-    ] = None,
+    allow_factory: options.Factories = None,
+    weights: options.Weights = None,
 ) -> None:
     """Rebuild the model of any step from the ledger, or export a trained model for other programs."""
     source, of_ledger = directory, step is not None or not (onnx or torch)

@@ -1,24 +1,29 @@
-"""The live page's document about an active run."""
+"""The live page about an active run."""
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from fastapi import APIRouter
 from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
-from rankdad.page.serving import Guard, Page
+from rankdad.common.errors import ProtocolError
+from rankdad.page.history import History
+from rankdad.page.serving import Guard, Page, PageRoute, page_router
 from rankdad.page.stream import Stream
-from rankdad.page.tail import Line, Tail
-from rankdad.remote.auth import hashed
-from rankdad.remote.connections import VIEWER, ConnectionRegistry
+from rankdad.page.tail import Line
+from rankdad.remote.connections import VIEWER
+from rankdad.remote.open_run import Runs
 from rankdad.remote.page_document import page_document
 from rankdad.remote.results.run_summary import RunFigures
 from rankdad.remote.run_session import RunSession
 from rankdad.remote.site_status import Kind, SiteStatus, site_statuses
 
+PAGE_HEADER = "x-rankdad-page"
 WORDS: Mapping[Kind, str] = {
     "absent": "not here yet",
     "gone": "disconnected",
@@ -73,35 +78,79 @@ def _words(standing: SiteStatus) -> tuple[str, str]:
     return standing.kind, stopped if standing.kind == "stopped" else WORDS[standing.kind]
 
 
-def page_of(host: RunSession, registry: ConnectionRegistry, viewers: Callable[[], Collection[str]]) -> Page:
-    """Create the page about a run.
+class Pages:
+    """Pages for people: here, the page of a server's only run.
 
     Args:
-        host: the run's session.
-        registry: all connections.
-        viewers: returns viewers' hashed tokens.
+        runs: the server's runs.
+        path: path of the cookie; the page's by default.
+        asks: title of the form.
     """
-    tail = Tail()
-    stream = Stream(Live(host, tail.lines).document, host.aggregator.recorder.history)
 
-    def allowed(_: Request, token: str) -> bool:
-        given = hashed(token)
-        return any(secrets.compare_digest(known, given) for known in viewers())
+    def __init__(self, runs: Runs, path: str = "", asks: str = Guard.ASKS) -> None:
+        self._runs, self._everybody = runs, Counter[str]()
+        allowed = lambda request, token: self.name(request, token) is not None  # noqa: E731
+        self._guard = Guard(allowed, self._admitted, self._refused, path, asks)
 
-    return Page(host.aggregator.spec.name, stream, guard_of(registry, allowed), closing=tail.stop)
+    def close(self) -> None:
+        """Close the streams of pages that are of no single run."""
 
+    def routers(self) -> tuple[APIRouter, ...]:
+        """Create the pages' routers."""
 
-def guard_of(
-    registry: ConnectionRegistry, allowed: Callable[[Request, str], bool], path: str = "", asks: str = Guard.ASKS
-) -> Guard:
-    """Create a page's guard, which marks viewers' connections and audits refusals."""
+        async def lead() -> Response:
+            """Redirect to the page."""
+            return RedirectResponse("page/", 307)
 
-    def admitted(request: Request) -> None:
+        async def found(request: Request) -> Page | None:  # noqa: ARG001
+            return self.page_of(self._runs.only, self._runs.consortium.name)
+
+        router = APIRouter(tags=["page"], route_class=PageRoute)
+        for path in ("/", "/page"):
+            router.get(path, response_class=RedirectResponse, status_code=307)(lead)
+        return router, page_router("/page", self._guard, found)
+
+    def page_of(self, run: str, title: str) -> Page | None:
+        """Return the page about an open run; None while it is being opened."""
+        opened = self._runs.running[run]
+        if opened.served is not None and opened.page is None:
+            host = opened.served.host
+            live = Live(host, self._runs.lines(run))
+            opened.page = self.make(title, live.document, host.aggregator.recorder.history)
+        return opened.page
+
+    def make(self, title: str, document: Callable[[], dict[str, Any]], history: History) -> Page:
+        """Create the page about a run."""
+        stream = Stream(document, history, everybody=self._everybody)
+        return Page(title, stream, self._guard, values=self.values)
+
+    def values(self, request: Request) -> dict[str, object]:
+        """Return further variables of the template."""
+        return {}
+
+    def bearer(self, request: Request) -> str:
+        """Return a request's cookie as an `authorization` header, if the page's own script sent it."""
+        return self.shown(request) if request.headers.get(PAGE_HEADER) == "1" else ""
+
+    def shown(self, request: Request) -> str:
+        """Return a request's cookie as an `authorization` header, for reading."""
+        token = self._guard.token(request)
+        return f"Bearer {token}" if token else ""
+
+    def name(self, request: Request, token: str) -> str | None:
+        """Return a token's owner or viewer; None if it is unknown."""
+        members, names = self._runs.consortium, request.scope["state"]["connection"].names
+        try:
+            name = self._runs.people.check(None, f"Bearer {token}", names)
+        except ProtocolError:
+            return None
+        return name if name in (*members.owners, *members.viewers) else None
+
+    def _admitted(self, request: Request) -> None:
+        """Mark a viewer's connection."""
         connection = request.scope["state"]["connection"]
         if connection.site != VIEWER:
-            registry.identify(connection, VIEWER)
+            self._runs.registry.identify(connection, VIEWER)
 
-    def refused(request: Request, status: int, reason: str) -> None:
-        registry.audit.refused(request.client.host if request.client else "", "", status, reason)
-
-    return Guard(allowed, admitted, refused, path, asks)
+    def _refused(self, request: Request, status: int, reason: str) -> None:
+        self._runs.audit.refused(request.client.host if request.client else "", "", status, reason)

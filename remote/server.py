@@ -1,16 +1,15 @@
-"""Serves an aggregator's routes on a socket until the run ends or a signal arrives."""
+"""Serves runs on a socket until they are over or a signal arrives."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import gc
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
@@ -18,23 +17,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from rankdad.common.errors import UserError
-from rankdad.remote.aggregator import Aggregator
-from rankdad.remote.app import Routes
-from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context
 from rankdad.remote.config import Access
 from rankdad.remote.connections import ConnectionRegistry
-from rankdad.remote.live import page_of
+from rankdad.remote.open_run import Runs
 from rankdad.remote.proxies import Proxy
-from rankdad.remote.run_session import RunSession
-from rankdad.remote.view import View
 from rankdad.remote.web import Handshake, HttpConnection, accept
 
 BACKLOG = 2048  # connections
-TICK = 0.25  # seconds between ticks
 GRACE = 2  # seconds for the last answers
-MAX_SILENCE = 30.0  # seconds to wait for sites that do not know the end of the run
-_log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -103,40 +94,32 @@ def _answers(path: Path) -> bool:
         return trying.connect_ex(str(path)) == 0
 
 
-def serve(
-    aggregator: Aggregator,
-    listening: socket.socket,
-    show: Callable[[RunSession], View],
-    audit: Audit,
-    access: Access,
-    lifeline: Connection | None = None,
-    *,
-    resumable: bool = False,
-    attach: Callable[[RunSession], None] = lambda host: None,
-    viewers: Mapping[str, str] | None = None,
-) -> str:
-    """Serve until all sites have said goodbye, one has failed, or SIGINT or SIGTERM arrives.
-
-    Args:
-        aggregator: the run.
-        listening: socket for the sites.
-        show: creates the view of a session.
-        audit: the audit log.
-        access: network options.
-        lifeline: pipe from the parent process. "site<tab>reason" reports the death of a site; its end, the parent's.
-        resumable: whether an interrupted run can be resumed; sites are then not told, and reconnect.
-        attach: called with the session before serving.
-        viewers: hashed tokens for the live page; None disables it.
-
-    Returns:
-        The reason for an interruption, or "".
-    """
+def serve(runs: Runs, app: FastAPI, listening: socket.socket, access: Access) -> None:
+    """Serve until the runs are over, or SIGINT or SIGTERM has stopped them."""
     for number in (signal.SIGINT, signal.SIGTERM):  # replaced by uvicorn's until its shutdown
         signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=uvloop_factory()) as runner:
-        registry = ConnectionRegistry(audit)
-        host = RunSession(aggregator, audit, connected=registry.present)
-        return runner.run(_serve(host, registry, access, listening, show(host), lifeline, resumable, attach, viewers))
+        runner.run(_serve(runs, app, listening, access))
+
+
+async def _serve(runs: Runs, app: FastAPI, listening: socket.socket, access: Access) -> None:
+    loop = asyncio.get_running_loop()
+
+    def interrupt(cause: str) -> None:
+        loop.call_soon_threadsafe(runs.interrupt, cause)
+
+    web = Uvicorn(web_config(app), runs.registry, access.secure, interrupt, access.proxy)
+    await runs.resume()
+    gc.freeze()  # a full collection of imported modules took 0.2 s each time
+    serving = loop.create_task(web.serve(sockets=[listening]))
+    serving.add_done_callback(lambda _: runs.over.set())
+    try:
+        await runs.over.wait()
+    finally:
+        app.state.pages.close()
+        await runs.leave()
+        web.should_exit = True
+        await serving
 
 
 def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -200,76 +183,6 @@ class Uvicorn(uvicorn.Server):
         self._interrupt(signal.Signals(sig).name)
 
 
-async def _serve(
-    host: RunSession,
-    registry: ConnectionRegistry,
-    access: Access,
-    listening: socket.socket,
-    view: View,
-    lifeline: Connection | None,
-    resumable: bool,
-    attach: Callable[[RunSession], None],
-    viewers: Mapping[str, str] | None,
-) -> str:
-    attach(host)
-    aggregator = host.aggregator
-    page = None if viewers is None else page_of(host, registry, viewers.values)
-    app = Routes(host, access.identity(aggregator.children), registry).app([page.router()] if page else [])
-    if aggregator.ended:
-        host.ended.set()
-    interruption = _Interruption(host, resumable)
-    web = Uvicorn(web_config(app), registry, access.secure, interruption.ask, access.proxy)
-    if lifeline is not None:
-        asyncio.get_running_loop().add_reader(lifeline.fileno(), _hear, lifeline, host, interruption)
-    serving = asyncio.create_task(web.serve(sockets=[listening]))
-    serving.add_done_callback(lambda _: host.ended.set())
-
-    async def close_doors() -> None:
-        if page is not None:
-            page.close()
-        web.should_exit = True
-        await serving
-
-    try:
-        await run_until_finished(host, view, lambda: bool(interruption.reason) and resumable, close_doors)
-    finally:
-        if page is not None:
-            page.close()
-    if host.error is not None:
-        raise host.error
-    return interruption.reason
-
-
-async def run_until_finished(
-    host: RunSession, view: View, stays: Callable[[], bool], last: Callable[[], Awaitable[None]] | None = None
-) -> None:
-    """Drive a run until it has ended and its files are written.
-
-    Args:
-        host: the run's session.
-        view: shows progress.
-        stays: returns whether the run is resumed later, so that sites do not learn of an end.
-        last: called after all sites have been answered, before the files are closed.
-    """
-    display = _Display(view)
-    display.call(lambda view: view.start())
-    try:
-        while not host.ended.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(host.ended.wait(), TICK)
-            host.tick()
-            display.call(lambda view: view.tick())
-        if host.crashed or stays():
-            await host.leave()
-        else:
-            await host.drain(MAX_SILENCE)
-        if last is not None:
-            await last()
-    finally:
-        await host.close()
-        display.call(lambda view: view.stop())
-
-
 def web_config(app: FastAPI) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     return uvicorn.Config(
@@ -287,60 +200,3 @@ def web_config(app: FastAPI) -> uvicorn.Config:
         server_header=False,
         date_header=False,
     )
-
-
-class _Interruption:
-    """Interrupts a run: for good, or only in this process if it can be resumed.
-
-    Attributes:
-        reason: reason for the interruption; "" before.
-    """
-
-    def __init__(self, host: RunSession, resumable: bool) -> None:
-        self._host, self._resumable, self._loop = host, resumable, asyncio.get_running_loop()
-        self.reason = ""
-
-    def ask(self, cause: str) -> None:
-        """Request the interruption; safe in a signal handler."""
-        self._loop.call_soon_threadsafe(self._stop, cause)
-
-    def _stop(self, cause: str) -> None:
-        host, sites = self._host, self._host.aggregator.children
-        if host.aggregator.ended:
-            host.mark_acknowledged(*sites)  # does not wait for computing sites
-            return
-        self.reason = f"stopped by {cause}"
-        host.aggregator.interrupt(self.reason)
-        if not self._resumable:
-            host.fail(self.reason, status="interrupted")
-            host.mark_acknowledged(*sites)
-        host.ended.set()
-
-
-def _hear(lifeline: Connection, host: RunSession, interruption: _Interruption) -> None:
-    """Read the parent's message about a dead site, or its end."""
-    try:
-        site, _, reason = lifeline.recv_bytes().decode(errors="replace").partition("\t")
-    except (EOFError, OSError):
-        asyncio.get_running_loop().remove_reader(lifeline.fileno())
-        interruption.ask("the end of its parent process")
-    else:
-        host.depart(site, reason)
-
-
-class _Display:
-    """A view whose errors do not end the run."""
-
-    def __init__(self, view: View) -> None:
-        self._view: View | None = view
-
-    def call(self, act: Callable[[View], None]) -> None:
-        """Call the view unless it has failed before."""
-        if self._view is not None:
-            try:
-                act(self._view)
-            except (OSError, SystemExit):  # rich turns a closed pipe into an exit
-                self._view = None
-            except Exception:
-                _log.exception("the display failed; the run continues")
-                self._view = None

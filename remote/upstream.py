@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -37,6 +38,7 @@ from rankdad.remote.run_session import RunSession
 
 REGION_HEADER = "x-rankdad-region"  # names the region in a request for the run
 GRACE = 5.0  # seconds for the last message to the aggregator above
+_log = logging.getLogger(__name__)
 
 
 def above(
@@ -169,6 +171,8 @@ class Upstream:
             if run != own.run_id:
                 problem = f"--upstream: {self._config.aggregator} has another run: choose another --output"
                 raise UserError(problem, code="run-differs", field="--upstream")
+        for warning in self._plan.warnings:
+            _log.warning(warning)
         return own
 
     def _recorded(self, round_: int) -> bytes | None:

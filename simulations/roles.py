@@ -49,6 +49,7 @@ def aggregator_process(
     listening: socket.socket,
 ) -> None:
     """Serve the run, or one of its regions, in a forked process."""
+    from rankdad.remote.beginning import Options
     from rankdad.remote.process import run_aggregator
 
     _close(ends, others)
@@ -60,9 +61,9 @@ def aggregator_process(
             redirect(log)
             console = Console(file=cast(IO[str], log))
         set_up(logs, log)
-        weights = file.simulation.weights_folder
-        aggregator = partial(run_aggregator, ledger=ledger, access=access, weights=weights, upstream=upstream)
-        run(lambda: aggregator(file.run, output, listening, console, allow_factories, lifeline), log)
+        options = Options(allow_factories, file.simulation.weights_folder, ledger)
+        aggregator = partial(run_aggregator, upstream=upstream, lifeline=lifeline)
+        run(lambda: aggregator(file.run, output, listening, console, options, access), log)
 
 
 def site_process(

@@ -1,4 +1,4 @@
-"""The service's HTTP routes, beside those of each run below /runs/{run} (`remote.app`).
+"""The service's HTTP routes, beside those of each run below /runs/{run} and of every server (`remote.application`).
 
 POST /agents/{site}                   an agent's Poll: 200 with its Offers, once they have changed
 GET  /agents/{site}/runs/{run}        200 with the Offer and its spec
@@ -13,9 +13,6 @@ GET  /runs, /runs/{run}               the runs, for owners and viewers
 POST /runs/{run}/cancel               for its owner
 GET  /runs/{run}/log?after=BYTES      its log from a byte on
 GET  /runs/{run}/results              an archive of its directory, for its owner
-GET  /docs, /openapi.json             documentation of these routes, for owners
-GET  /metrics                         figures for Prometheus, for owners and viewers
-GET  /healthz, /readyz                for anyone: whether the process answers; whether it accepts runs
 
 Pages for people: `remote.service.pages`.
 """
@@ -23,20 +20,19 @@ Pages for people: `remote.service.pages`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.logs import log_names
 from rankdad.common.protocol.retention import Receipt
 from rankdad.common.protocol.service import (
     MAX_RUN_BYTES,
@@ -54,65 +50,25 @@ from rankdad.common.protocol.service import (
     Writer,
 )
 from rankdad.common.protocol.versions import check_versions
-from rankdad.remote.app import Routes, application, refuse
-from rankdad.remote.browsers import check_host, check_origin
+from rankdad.remote.application import PERSON, application, connection_of, person, refuse, runs_of, who
 from rankdad.remote.connections import read_body
+from rankdad.remote.open_run import Seen
+from rankdad.remote.openapi import takes
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.board import MAX_SHOWN
 from rankdad.remote.service.logs import LOGS, read_log
-from rankdad.remote.service.metrics import figures
-from rankdad.remote.service.openapi import documented, takes
-from rankdad.remote.service.pages import Pages, WrongSpecError, submission_of
-from rankdad.remote.service.queue import QueueError
-from rankdad.remote.service.service import Seen, Service
-from rankdad.remote.web import HttpConnection
+from rankdad.remote.service.pages import ServicePages, WrongSpecError, submission_of
+from rankdad.remote.service.service import Service
 
-_log = logging.getLogger(__name__)
 MAX_SMALL_BODY = 1 << 14
 M = TypeVar("M", bound=BaseModel)
 
 
-class ServiceRoutes:
-    """Routes of a service.
-
-    Args:
-        service: the service.
-        now: clock, in seconds since 1970.
-
-    Attributes:
-        pages: pages for people.
-    """
-
-    def __init__(self, service: Service, now: Callable[[], float]) -> None:
-        self._service, self._now = service, now
-        self.pages = Pages(service)
-
-    def app(self) -> FastAPI:
-        """Create the application."""
-        guarded = APIRouter(dependencies=[Depends(_in_log), Depends(_check_host), Depends(check_origin)])
-        for router in (*self.pages.routers(), _router, documented(_documents_reader, BODIES)):
-            guarded.include_router(router)
-        app = application(self._find, self._service.registry, [guarded])
-        app.add_exception_handler(WrongSpecError, _wrong_spec)
-        app.state.service, app.state.pages, app.state.now = self._service, self.pages, self._now
-        return app
-
-    async def _find(self, request: Request) -> Routes:
-        await _check_host(request)
-        run = request.path_params.get("run")
-        running = self._service.running.get(run or "")
-        if running is None or running.served is None:
-            _who(request, self._service.consortium.sites)  # strangers learn nothing and resume nothing
-        if run is None:
-            raise ProtocolError(
-                404, "this is a service of several runs: start the site with --stay", code="service-of-several-runs"
-            )
-        try:
-            return await self._service.routes(run)
-        except ProtocolError:
-            raise
-        except Exception as error:
-            raise _refusal(error) from error
+def service_app(service: Service) -> FastAPI:
+    """Create the application of a service."""
+    app = application(service, ServicePages(service), [_router], BODIES)
+    app.add_exception_handler(WrongSpecError, _wrong_spec)
+    return app
 
 
 async def _wrong_spec(request: Request, error: Exception) -> Response:
@@ -120,79 +76,14 @@ async def _wrong_spec(request: Request, error: Exception) -> Response:
     return await refuse(request, error, errors=error.problems)
 
 
-def _refusal(error: Exception) -> ProtocolError:
-    """Convert an error to a response; log internal errors."""
-    if isinstance(error, QueueError):
-        if error.code == "queue-locked":
-            return ProtocolError(503, "the queue is locked by another process: try again", code=error.code)
-        return ProtocolError(507, str(error), code="disk-full")
-    _log.error("internal error", exc_info=error)
-    return ProtocolError(
-        500, f"an internal error of the service ({type(error).__name__}): see its log", code="service-failed"
-    )
-
-
-async def _in_log(request: Request) -> AsyncIterator[None]:
-    """Name the run in log records, except for refusals: strangers do not appear in a run's log."""
-    try:
-        with log_names(run=str(request.path_params.get("run", ""))):
-            yield
-    except (ProtocolError, ClientDisconnect):
-        raise
-    except Exception as error:
-        raise _refusal(error) from error
-
-
-async def _service_of(request: Request) -> Service:
-    return request.app.state.service  # type: ignore[no-any-return]
-
-
-async def _check_host(request: Request) -> None:
-    service = await _service_of(request)
-    if not service.identity.required:
-        check_host(request, service.consortium.hosts)
-
-
-def _who(request: Request, names: Collection[str], session: str | None = None) -> str:
-    """Authenticate the caller as one of these names; "" without authentication.
-
-    Raises:
-        ProtocolError: 401 or 403.
-    """
-    service: Service = request.app.state.service
-    session = request.app.state.pages.bearer(request) if session is None else session
-    authorization = request.headers.get("authorization", "") or session
-    who = service.identity.check(request.path_params.get("site"), authorization, _connection(request).names)
-    if who is not None and who not in names:
-        known = ((service.consortium.sites, "sites"), (service.consortium.owners, "owners"))
-        kind = next((kind for those, kind in known if those == names), "owners and viewers")
-        raise ProtocolError(403, f"{who} may not do that: it is reserved for {kind}", code="not-permitted")
-    return who or ""
-
-
-def _person(request: Request, names: Collection[str]) -> str:
-    who = _who(request, names)
-    if who and "authorization" in request.headers:  # a browser's connections belong to its viewer
-        request.app.state.registry.identify(_connection(request), who)
-    return who
-
-
 async def _owner(request: Request) -> str:
-    return _person(request, request.app.state.service.consortium.owners)
-
-
-async def _owner_or_viewer(request: Request) -> str:
-    consortium = request.app.state.service.consortium
-    return _person(request, (*consortium.owners, *consortium.viewers))
-
-
-async def _documents_reader(request: Request) -> None:
-    _who(request, request.app.state.service.consortium.owners, request.app.state.pages.shown(request))
+    return person(request, request.app.state.runs.consortium.owners)
 
 
 async def _site(site: str, request: Request) -> str:
-    _who(request, request.app.state.service.consortium.sites)
-    request.app.state.registry.identify(_connection(request), site)
+    runs = request.app.state.runs
+    who(request, runs.identity, runs.consortium.sites)
+    runs.registry.identify(connection_of(request), site)
     return site
 
 
@@ -216,7 +107,7 @@ async def _poll(site: Site, service: TheService, request: Request) -> Poll:
     try:
         return _read(Poll, body, f"{site}'s agent")
     except OtherVersionError as error:
-        service.agents[site] = Seen(request.app.state.now(), error.version, fits=False)
+        service.agents[site] = Seen(time.time(), error.version, fits=False)
         raise
 
 
@@ -232,14 +123,13 @@ async def _run_body(request: Request) -> bytes:
 
 
 # Authentication precedes the reading of a body: dependencies are resolved in the order of the parameters.
-TheService = Annotated[Service, Depends(_service_of)]
+TheService = Annotated[Service, Depends(runs_of)]
 Site = Annotated[str, Depends(_site)]
 Owner = Annotated[str, Depends(_owner)]
 PollBody = Annotated[Poll, Depends(_poll)]
 ReplyBody = Annotated[Reply, Depends(_body(Reply))]
 StanceBody = Annotated[Stance, Depends(_body(Stance))]
 RunBody = Annotated[bytes, Depends(_run_body)]
-_PERSON = Depends(_owner_or_viewer)
 BODIES = (Poll, Reply, Stance, Submission)
 _router = APIRouter(tags=["service"])
 
@@ -247,16 +137,16 @@ _router = APIRouter(tags=["service"])
 @_router.post("/agents/{site}", openapi_extra=takes(Poll))
 async def poll(site: Site, service: TheService, poll: PollBody, request: Request) -> Offers:
     """Return a site's offers and questions once they differ from those it knows."""
-    connection, now = _connection(request), request.app.state.now
+    connection = connection_of(request)
     if poll.known:  # `rankdad check` asks only once and does not stay
-        service.agents[site] = Seen(now(), poll.version, fits=True)
+        service.agents[site] = Seen(time.time(), poll.version, fits=True)
     loop = asyncio.get_running_loop()
     end = loop.time() + service.registry.timeouts.hold
     while True:
         offers, left = service.offers(site), end - loop.time()
-        if offers.digest != poll.known or left <= 0 or service.leaving:
+        if offers.digest != poll.known or left <= 0 or service.over.is_set():
             if poll.known:
-                service.agents[site] = Seen(now(), poll.version, fits=True)
+                service.agents[site] = Seen(time.time(), poll.version, fits=True)
             return offers
         connection.waiting = loop.create_future()
         try:
@@ -321,13 +211,13 @@ async def submit_spec(owner: Owner, service: TheService, body: RunBody, id: str 
     return service.described(await service.submit(partial(submission_of, id, body), owner))
 
 
-@_router.get("/runs", dependencies=[_PERSON])
+@_router.get("/runs", dependencies=[PERSON])
 async def runs(service: TheService) -> Listing:
     """List runs."""
     return Listing(runs=tuple(service.described(entry) for entry in service.queue.newest(MAX_SHOWN)))
 
 
-@_router.get("/runs/{run}", dependencies=[_PERSON])
+@_router.get("/runs/{run}", dependencies=[PERSON])
 async def describe(run: str, service: TheService) -> Described:
     """Return a run."""
     return service.described(service.queue.entry(run))
@@ -339,7 +229,7 @@ async def cancel(run: str, owner: Owner, service: TheService) -> Described:
     return service.described(await service.cancel(run, owner))
 
 
-@_router.get("/runs/{run}/log", response_class=PlainTextResponse, dependencies=[_PERSON])
+@_router.get("/runs/{run}/log", response_class=PlainTextResponse, dependencies=[PERSON])
 async def log(run: str, service: TheService, after: str = "0") -> Response:
     """Return a run's log from a byte on."""
     name = service.queue.entry(run).run
@@ -354,33 +244,6 @@ async def results(run: str, owner: Owner, service: TheService) -> Response:
     return StreamingResponse(archive(service.results(run, owner)), media_type="application/x-tar")
 
 
-@_router.get("/metrics", response_class=PlainTextResponse, dependencies=[_PERSON])
-async def metrics(service: TheService, request: Request) -> Response:
-    """Return figures for Prometheus."""
-    found = figures(service, request.app.state.now())
-    return Response(found, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-@_router.head("/healthz", include_in_schema=False)
-@_router.get("/healthz", response_class=PlainTextResponse)
-async def healthz() -> str:
-    """Return 200 while the process answers."""
-    return "ok\n"
-
-
-@_router.head("/readyz", include_in_schema=False)
-@_router.get("/readyz", response_class=PlainTextResponse)
-async def readyz(service: TheService) -> Response:
-    """Return 200 if the service accepts runs, else 503."""
-    if service.leaving:
-        return PlainTextResponse("the service stops\n", 503)
-    try:
-        await service.queue.write(service.queue.check)
-    except QueueError:
-        return PlainTextResponse("the queue cannot be written: see the service's log\n", 503)
-    return PlainTextResponse("ok\n")
-
-
 def _read(model: type[M], body: bytes, who: str = "the sender") -> M:
     try:
         document = parse_json(body)
@@ -389,8 +252,3 @@ def _read(model: type[M], body: bytes, who: str = "the sender") -> M:
         return validate(model, document)
     except (ValueError, UserError) as error:
         raise ProtocolError(422, f"the body: {error}", code="body-malformed") from None
-
-
-def _connection(request: Request) -> HttpConnection:
-    connection: HttpConnection = request.scope["state"]["connection"]
-    return connection

@@ -15,11 +15,9 @@ import asyncio
 import json
 import secrets
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
@@ -36,23 +34,21 @@ from rankdad.page.stream import Stream
 from rankdad.page.viewers import own_token
 from rankdad.remote.app import run_named
 from rankdad.remote.auth import hashed
-from rankdad.remote.live import Live, guard_of
+from rankdad.remote.live import Pages
 from rankdad.remote.page_document import past_page
 from rankdad.remote.service.board import Board
-from rankdad.remote.service.logs import LOGS, LastLines
 from rankdad.remote.service.queue import Entry
 from rankdad.remote.service.service import RUNS, Service
 
 FOLDER = "/runs"
 OWN_TOKEN = "owner-token"  # in the directory of a service without authentication: opens the pages
-PAGE_HEADER = "x-rankdad-page"
 MAX_PROBLEMS = 100  # named mistakes of a spec
 MAX_PAST = 4  # cached pages of ended runs
 REPORT, REPORT_SECONDS = "report.html", 600.0
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
 
 
-class Pages:
+class ServicePages(Pages):
     """The pages of a service.
 
     Args:
@@ -63,13 +59,10 @@ class Pages:
     """
 
     def __init__(self, service: Service) -> None:
-        self._service, self._everybody = service, Counter[str]()
-        self._own = ""
+        self._service, self._own = service, ""
         if not service.identity.required:
             self._own = hashed(own_token(service.directory / OWN_TOKEN))
-        asks = "An owner's or a viewer's token" if service.identity.required else "The service's token"
-        allowed = lambda request, token: self._name(request, token) is not None  # noqa: E731
-        self._guard = guard_of(service.registry, allowed, "/", asks)
+        super().__init__(service, "/", "The service's token" if self._own else "An owner's or a viewer's token")
         stream = Stream(Board(service).document, History((), (), ()), everybody=self._everybody)
         self._board = Page(
             service.consortium.name, stream, self._guard, template="service.html", values=self._values_of
@@ -98,28 +91,18 @@ class Pages:
         of_runs.include_router(page_router(f"{FOLDER}/{{run}}", self._guard, of_a_run))
         return router, page_router(FOLDER, self._guard, board), of_runs
 
-    def bearer(self, request: Request) -> str:
-        """Return a request's cookie as an `authorization` header, if the page's own script sent it."""
-        return self.shown(request) if request.headers.get(PAGE_HEADER) == "1" else ""
+    def values(self, request: Request) -> dict[str, object]:
+        """Return a link to the page about all runs."""
+        return {"back": "../"}
 
-    def shown(self, request: Request) -> str:
-        """Return a request's cookie as an `authorization` header, for reading."""
-        token = self._guard.token(request)
-        return f"Bearer {token}" if token else ""
-
-    def _name(self, request: Request, token: str) -> str | None:
-        """Return a token's owner or viewer: "" without authentication, None if unknown."""
+    def name(self, request: Request, token: str) -> str | None:
+        """Return a token's owner or viewer: "" without authentication, None if it is unknown."""
         if self._own:
             return "" if secrets.compare_digest(hashed(token), self._own) else None
-        consortium, names = self._service.consortium, request.scope["state"]["connection"].names
-        try:
-            name = self._service.identity.check(None, f"Bearer {token}", names)
-        except ProtocolError:
-            return None
-        return name if name in (*consortium.owners, *consortium.viewers) else None
+        return super().name(request, token)
 
     def _values_of(self, request: Request) -> dict[str, object]:
-        name = self._name(request, self._guard.token(request))
+        name = self.name(request, self._guard.token(request))
         return {"owner": name if name == "" or name in self._service.consortium.owners else None}
 
     async def _lead(self) -> Response:
@@ -132,25 +115,22 @@ class Pages:
         Raises:
             ProtocolError: its directory cannot be read.
         """
-        running = self._service.running.get(entry.run)
-        if running is not None:
-            host = running.served
-            if host is not None and running.page is None:
-                live = Live(host, self._lines(entry))
-                running.page = self._page_of(entry, live.document, host.aggregator.recorder.history)
-            return running.page
+        if entry.run in self._service.running:
+            return self.page_of(entry.run, entry.run)
         if entry.state in OPEN or entry.started is None or not self._directory(entry).exists():
             return None
         async with self._reading:
             if entry.run not in self._past:
-                load = partial(past_page, self._directory(entry), entry.state.value, entry.reason, self._lines(entry)())
+                load = partial(
+                    past_page, self._directory(entry), entry.state.value, entry.reason, self._service.lines(entry.run)()
+                )
                 try:
                     document, history = await asyncio.to_thread(load)
                 except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                     raise ProtocolError(
                         500, f"{entry.run}: cannot be read: {one_line(error)}", code="run-damaged"
                     ) from None
-                page = self._page_of(entry, lambda: document, history)
+                page = self.make(entry.run, lambda: document, history)
                 page.close()  # without further changes
                 self._past[entry.run] = page
             self._past.move_to_end(entry.run)
@@ -158,20 +138,13 @@ class Pages:
                 self._past.popitem(last=False)
             return self._past[entry.run]
 
-    def _page_of(self, entry: Entry, document: Callable[[], dict[str, Any]], history: History) -> Page:
-        stream = Stream(document, history, everybody=self._everybody)
-        return Page(entry.run, stream, self._guard, values=lambda _: {"back": "../"})
-
-    def _lines(self, entry: Entry) -> LastLines:
-        return LastLines(self._service.directory / LOGS, entry.run)
-
     def _directory(self, entry: Entry) -> Path:
         return self._service.directory / RUNS / entry.run
 
     async def _report(self, run: str, request: Request) -> Response:
         """Return the report, which a separate process renders to keep the service responsive."""
         entry = self._service.queue.entry(run)
-        directory = self._service.over(entry)
+        directory = self._service.ended_directory(entry)
         path = directory / REPORT
         async with self._reporting:
             if not path.exists():
@@ -183,7 +156,7 @@ class Pages:
                     )
                 await _make_report(directory, path)
         self._service.audit.note(
-            "report read", site=self._name(request, self._guard.token(request)) or "", run=entry.run
+            "report read", site=self.name(request, self._guard.token(request)) or "", run=entry.run
         )
         page = await asyncio.to_thread(path.read_bytes)
         return HTMLResponse(page, headers=HEADERS | {"content-security-policy": REPORT_POLICY})

@@ -4,70 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
 from rich.console import Console
 
-from rankdad.common.devices import CPU, device_here, limit_threads
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import RankdadError, SpecError, UserError, one_line
-from rankdad.common.files import cannot_write
-from rankdad.common.logs import LogFile, log_names
-from rankdad.common.memory import check_memory
+from rankdad.common.logs import log_names
 from rankdad.common.protocol.service import State
 from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
-from rankdad.page.serving import Page
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import AUDIT, Audit
 from rankdad.remote.auth import Identity
+from rankdad.remote.beginning import Options, begin, replica_of
 from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.known_logs import KnownLogs
-from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.open_run import OpenRun
 from rankdad.remote.process import waiting_of
 from rankdad.remote.report.result_lines import result_lines
 from rankdad.remote.results.progress import AGGREGATOR
 from rankdad.remote.run_reader import FILE
 from rankdad.remote.run_session import RunSession
-from rankdad.remote.server import run_until_finished
 from rankdad.remote.service.logs import RunLogs
 from rankdad.remote.service.queue import Entry
 from rankdad.remote.view import PlainView
 
 MIN_DELAY, MAX_DELAY = 1.0, 60.0  # seconds between attempts to resume a run
-LOADING = 5.0  # seconds for which a request waits for a run to open
 _log = logging.getLogger(__name__)
 
 Outcome = tuple[State, str]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options for all runs of a service.
-
-    Args:
-        allowed_factories: permitted model factories.
-        weights: folder of the pretrained weights that specs may name.
-        ledger: options of the ledger.
-        device: device of reductions and replicas.
-    """
-
-    allowed_factories: Collection[str] = ()
-    weights: Path | None = None
-    ledger: LedgerOptions = LedgerOptions()  # noqa: RUF009
-    device: str = CPU
-
-
-class RunningRun:
+class RunningRun(OpenRun):
     """A run that a service keeps open for its sites.
 
     Args:
@@ -76,23 +52,14 @@ class RunningRun:
         directory: the run's.
         options: the service's.
         known_logs: heads of the sites' logs.
-
-    Attributes:
-        host: its session; None while it is being opened.
-        problem: what blocks it at present, or "".
-        page: its page, created on request and closed with the session.
     """
 
     def __init__(
         self, entry: Entry, spec: dict[str, Any], directory: Path, options: Options, known_logs: KnownLogs
     ) -> None:
+        super().__init__()
         self.entry, self.directory = entry, directory
         self._document, self._options, self._known_logs = spec, options, known_logs
-        self.host: RunSession | None = None
-        self.problem = ""
-        self.page: Page | None = None
-        self._routes: Routes | None = None
-        self._ready = asyncio.Event()
         self._cancelled = ""
         self._again = asyncio.Event()
 
@@ -101,19 +68,11 @@ class RunningRun:
         """Whether it occupies one of the places for training."""
         return self.entry.state is not State.ENDED and (self.host is None or not self.host.aggregator.ended)
 
-    @property
-    def served(self) -> RunSession | None:
-        """The session, while sites may connect."""
-        return self.host if self._ready.is_set() else None
-
-    async def routes(self) -> Routes | None:
-        """Return its routes; None while it is being opened."""
-        try:
-            async with asyncio.timeout(LOADING):
-                await self._ready.wait()
-        except TimeoutError:
-            return None
-        return self._routes
+    def open(self, routes: Routes) -> None:
+        """Let the sites connect, if only to learn that it was cancelled."""
+        super().open(routes)
+        if self._cancelled:
+            routes.host.fail(self._cancelled, status="interrupted")
 
     def end(self, reason: str) -> None:
         """End it for all sites."""
@@ -125,8 +84,7 @@ class RunningRun:
     def leave(self) -> None:
         """Stop it in this process; another one resumes it."""
         self._again.set()
-        if self.host is not None:
-            self.host.ended.set()
+        super().leave()
 
     async def run_until_finished(
         self,
@@ -153,13 +111,19 @@ class RunningRun:
                 made: tuple[RunSpec, Replica] | None = None
                 try:
                     log = logs.open(run)
-                    begin, loop = copy_context().run, asyncio.get_running_loop()
-                    made = await loop.run_in_executor(beginning, begin, self._make)
-                    aggregator = await loop.run_in_executor(beginning, begin, self._begin, *made)
+                    named, loop = copy_context().run, asyncio.get_running_loop()
+                    made = await loop.run_in_executor(beginning, named, self._make)
+                    aggregator = await loop.run_in_executor(beginning, named, self._begin, *made)
                     self.problem = ""
                     with closing(Audit(self.directory / AUDIT)) as audit:
                         audit.note("run started" if fresh else "run resumed", run=aggregator.run_id)
-                        host = await self._serve(aggregator, audit, identity, registry, log, leaving)
+                        connected = partial(registry.present, run)
+                        host = RunSession(
+                            aggregator, audit, registry.timeouts.hold, comes_back=True, connected=connected
+                        )
+                        console = Console(file=cast(IO[str], log), width=200)
+                        view = PlainView(aggregator.recorder.progress, partial(waiting_of, aggregator), console)
+                        await self.serve(Routes(host, identity, registry, run), view, leaving)
                     if host.crashed:
                         self.problem = str(host.error)
                     elif aggregator.ended:
@@ -188,36 +152,6 @@ class RunningRun:
                         delay = min(2 * delay, MAX_DELAY)
         return (State.CANCELLED, self._cancelled) if self._cancelled else None
 
-    async def _serve(
-        self,
-        aggregator: Aggregator,
-        audit: Audit,
-        identity: Identity,
-        registry: ConnectionRegistry,
-        log: LogFile,
-        leaving: Callable[[], bool],
-    ) -> RunSession:
-        """Let the sites connect, drive the run to its end, and return its session."""
-        connected = partial(registry.present, self.entry.run)
-        host = RunSession(aggregator, audit, registry.timeouts.hold, comes_back=True, connected=connected)
-        self._routes = Routes(host, identity, registry, self.entry.run)
-        self.host = host
-        if aggregator.ended:
-            host.ended.set()
-        if self._cancelled:
-            host.fail(self._cancelled, status="interrupted")
-        self._ready.set()
-        try:
-            progress, console = aggregator.recorder.progress, Console(file=cast(IO[str], log), width=200)
-            view = PlainView(progress, partial(waiting_of, aggregator), console)
-            await run_until_finished(host, view, lambda: leaving() and not aggregator.ended)
-        finally:
-            self._ready.clear()
-            if self.page is not None:
-                self.page.close()
-                self.page = None
-        return host
-
     def _make(self) -> tuple[RunSpec, Replica]:
         """Build the run's spec and model.
 
@@ -225,38 +159,8 @@ class RunningRun:
             UserError: the run does not fit this machine or version.
         """
         spec = validate(RunSpec, self._document, file=self.entry.run)
-        limit_threads(spec.training.threads)
-        check_memory(spec)
-        options = self._options
-        device = device_here(options.device, "--device")
-        return spec, Replica(spec, options.allowed_factories, device, options.weights)
+        return spec, replica_of(spec, self._options)
 
     def _begin(self, spec: RunSpec, replica: Replica) -> Aggregator:
-        """Create or resume the run's aggregator.
-
-        Raises:
-            UserError: the run's directory cannot be written, or is damaged.
-        """
-        resumes, ledger = (self.directory / FILE).exists(), self._options.ledger
-        try:
-            aggregator = Aggregator(
-                spec,
-                replica,
-                self.directory,
-                time.perf_counter,
-                ledger=ledger,
-                run_id=self.entry.id,
-                goes_on=False,
-                logs=self._known_logs,
-            )
-        except OSError as error:
-            raise cannot_write(self.directory, error) from None
-        if resumes:
-            try:
-                aggregator.resume()
-            except BaseException:
-                aggregator.abandon()
-                raise
-        for warning in aggregator.plan.warnings:
-            _log.warning(warning)
-        return aggregator
+        named = {"run_id": self.entry.id, "goes_on": False, "logs": self._known_logs}
+        return begin(spec, replica, self.directory, self._options.ledger, **named)

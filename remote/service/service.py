@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,16 @@ from rankdad.common.protocol.versions import OUR_VERSION
 from rankdad.common.spec import RunSpec
 from rankdad.remote.app import Routes
 from rankdad.remote.audit import Audit
+from rankdad.remote.beginning import Options
 from rankdad.remote.config import Access
-from rankdad.remote.connections import ConnectionRegistry
 from rankdad.remote.consortium import Consortium
 from rankdad.remote.known_logs import KnownLogs
+from rankdad.remote.open_run import Runs
 from rankdad.remote.retention import end_again, retention
-from rankdad.remote.service.logs import LOGS, RunLogs
+from rankdad.remote.service.logs import LOGS, LastLines, RunLogs
 from rankdad.remote.service.questions import Questions
 from rankdad.remote.service.queue import Entry, Queue, QueueError
-from rankdad.remote.service.running import Options, RunningRun
+from rankdad.remote.service.running import RunningRun
 from rankdad.remote.service.submissions import checked_run
 
 RUNS = "runs"  # in a service's directory
@@ -53,17 +54,8 @@ RETRY = 5.0  # seconds between attempts to write
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The last request of a site's agent: seconds since 1970, version, and whether that is compatible."""
-
-    time: float
-    version: str
-    fits: bool
-
-
-class Service:
-    """All runs of a consortium. Methods are called in the event loop.
+class Service(Runs):
+    """All runs of a consortium.
 
     Args:
         consortium: the members.
@@ -72,27 +64,16 @@ class Service:
         access: network options.
         options: options for all runs.
         audit: the audit log.
-
-    Attributes:
-        registry: all connections.
-        agents: agents by site, after their first request.
-        running: open runs by name.
     """
 
+    running: dict[str, RunningRun]  # type: ignore[assignment]
+
     def __init__(
-        self,
-        consortium: Consortium,
-        directory: Path,
-        queue: Queue,
-        access: Access,
-        options: Options,
-        audit: Audit,
+        self, consortium: Consortium, directory: Path, queue: Queue, access: Access, options: Options, audit: Audit
     ) -> None:
-        self.consortium, self.directory, self.queue, self.audit = consortium, directory, queue, audit
-        self.registry = ConnectionRegistry(audit)
-        self.identity = access.identity(consortium.members)
-        self.agents: dict[str, Seen] = {}
-        self.running: dict[str, RunningRun] = {}
+        identity = access.identity(consortium.members)
+        super().__init__(consortium, identity, identity, audit)
+        self.directory, self.queue = directory, queue
         self.questions = Questions(queue)
         self.logs = RunLogs(directory / LOGS)
         self._options, self._known_logs = options, KnownLogs(directory)
@@ -101,7 +82,6 @@ class Service:
         self._checking, self._scheduling = asyncio.Lock(), asyncio.Lock()
         self._offered = lru_cache(4096)(Offered.model_construct)  # shared by all sites
         self._beginning = ThreadPoolExecutor(1, "beginning")
-        self.leaving = False
 
     async def resume(self) -> None:
         """Resume all runs that an earlier process began, and finish pending deletions."""
@@ -133,7 +113,7 @@ class Service:
 
     async def leave(self) -> None:
         """Stop after the present rounds; another process resumes."""
-        self.leaving = True
+        self.over.set()
         self._wake()
         for run in self.running.values():
             run.leave()
@@ -202,11 +182,11 @@ class Service:
         Raises:
             ProtocolError: it belongs to another owner, is active, or never began.
         """
-        directory = self.over(self._own(run, who))
+        directory = self.ended_directory(self._own(run, who))
         self.audit.note("fetched", site=who, run=run)
         return directory
 
-    def over(self, entry: Entry) -> Path:
+    def ended_directory(self, entry: Entry) -> Path:
         """Return the directory of an ended run.
 
         Raises:
@@ -304,12 +284,32 @@ class Service:
         described = entry.described(*((0, 0) if status is None else (status.step, status.steps)))
         return described.model_copy(update={"reason": described.reason or visible(problem, MAX_REASON)})
 
+    def lines(self, run: str) -> LastLines:
+        """Return a function that returns the last lines of a run's log."""
+        return LastLines(self.directory / LOGS, run)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of runs by state."""
+        return self.queue.counts()
+
+    async def unready(self) -> str:
+        """Return why no run can be accepted, or ""."""
+        try:
+            await self.queue.write(self.queue.check)
+        except QueueError:
+            return "the queue cannot be written: see the service's log"
+        return await super().unready()
+
     async def routes(self, run: str) -> Routes:
         """Return a run's routes; reopen an ended run for a site that needs it.
 
         Raises:
             ProtocolError: it is unknown, has ended, or is being opened.
         """
+        if not run:
+            raise ProtocolError(
+                404, "this is a service of several runs: start the site with --stay", code="service-of-several-runs"
+            )
         running = self.running.get(run)
         if running is None:
             entry = self.queue.entry(run)
@@ -342,11 +342,11 @@ class Service:
                 await self.queue.write(self.queue.move, entry.run, State.QUEUED, where=[State.WAITING])
         free = self.consortium.runs_at_once - sum(run.trains for run in self.running.values())
         for entry in self.queue.in_states(State.QUEUED)[: max(0, free)]:
-            if self.leaving:
+            if self.over.is_set():
                 return
             if await self.queue.write(self.queue.move, entry.run, State.RUNNING, where=[State.QUEUED]):
                 moved = self.queue.entry(entry.run)
-                if moved.state is State.RUNNING and not self.leaving:  # not cancelled meanwhile
+                if moved.state is State.RUNNING and not self.over.is_set():  # not cancelled meanwhile
                     self._hold_open(moved)
 
     def _wake(self) -> None:
@@ -377,21 +377,21 @@ class Service:
         identity = replace(self.identity, sites=run.entry.sites)
         try:
             outcome = await run.run_until_finished(
-                self._beginning, identity, self.registry, self.logs, lambda: self.leaving
+                self._beginning, identity, self.registry, self.logs, lambda: self.over.is_set()
             )
             if outcome is not None:
                 await self._conclude(name, *outcome)
         finally:
             del self.running[name]
             self.logs.shut(name)
-            if not self.leaving:
+            if not self.over.is_set():
                 await self.changed()
 
     async def _conclude(self, run: str, state: State, reason: str) -> None:
         """Record a run's outcome, retrying until the disk accepts it."""
         if state is not State.ENDED:
             self._release(replace(self.queue.entry(run), state=state))
-        while not self.leaving:
+        while not self.over.is_set():
             try:
                 await self.queue.write(self.queue.move, run, state, reason, where=[State.RUNNING])
                 return

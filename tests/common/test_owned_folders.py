@@ -17,12 +17,12 @@ from rankdad.common.files import LOCK, owned
 from rankdad.common.logs import LogOptions
 from rankdad.local.agent.agent import Agent
 from rankdad.local.drivers.running import run_site
+from rankdad.remote.beginning import Options
 from rankdad.remote.config import Access
 from rankdad.remote.consortium import Consortium
 from rankdad.remote.run_directory import own_directory
 from rankdad.remote.server import listen
 from rankdad.remote.service.process import serve_consortium
-from rankdad.remote.service.running import Options
 from tests.common.faults import fault
 from tests.conftest import site_config, write_policy, write_site
 from tests.remote.serving import serving

@@ -174,7 +174,7 @@ def _begin(log: Path, crash: Crash | None) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    vars(sys.modules["rankdad.remote.server"])["MAX_SILENCE"] = MAX_SILENCE
+    vars(sys.modules["rankdad.remote.open_run"])["MAX_SILENCE"] = MAX_SILENCE
     if crash is not None:
         crash.arm()
 
@@ -188,12 +188,14 @@ def _aggregator(
     listening: socket.socket | None,
     retention: Retention,
 ) -> None:
+    from rankdad.remote.beginning import Options
     from rankdad.remote.persistence import LedgerOptions
     from rankdad.remote.process import run_aggregator
 
     _begin(log, crash)
     with listening or listen("127.0.0.1", port) as taking:
-        run_aggregator(spec, directory, taking, Console(), ledger=LedgerOptions(retention=retention, every=EVERY))
+        options = Options(ledger=LedgerOptions(retention=retention, every=EVERY))
+        run_aggregator(spec, directory, taking, Console(), options)
 
 
 def _site(log: Path, crash: Crash | None, config: SiteConfig, pause: float) -> None:

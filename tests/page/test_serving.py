@@ -94,6 +94,30 @@ def test_a_viewer_is_no_site_and_a_site_no_viewer(served: Served, client: httpx.
     assert client.get("/page/state", headers=bearer()).json()["waiting"]["sites"] == list(SITES)
 
 
+def test_an_aggregator_of_one_run_answers_as_a_service_does_but_has_no_queue(
+    served: Served, client: httpx.Client
+) -> None:
+    assert [client.get(path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
+    for path in ("/metrics", "/docs", "/openapi.json"):
+        asked = [client.get(path), client.get(path, headers=bearer("the token of alpha"))]
+        assert [(answer.status_code, answer.json()["code"]) for answer in asked] == [
+            (401, "token-missing"),
+            (401, "token-unknown"),
+        ]
+        assert client.get(path, headers=bearer()).status_code == 200
+    figures = client.get("/metrics", headers=bearer()).text
+    run = served.aggregator.run_id
+    assert f'rankdad_waiting_sites{{run="{run}"}} 3.0' in figures
+    assert 'rankdad_runs{state="running"} 1.0' in figures
+    paths = client.get("/openapi.json", headers=bearer()).json()["paths"]
+    assert {"/rounds/{site}", "/runs/{run}/rounds/{site}", "/page/state", "/metrics"} <= set(paths)
+    assert not {"/runs", "/agents/{site}", "/asks"} & set(paths)
+    for verb, path in (("POST", "/runs"), ("POST", f"/runs/{run}/cancel"), ("GET", "/agents/alpha/asks/1")):
+        refused = client.request(verb, path, headers=bearer())
+        assert (refused.status_code, refused.json()["code"]) == (404, "path-unknown")
+    assert client.get("/").headers["location"] == "page/"
+
+
 @pytest.mark.slow
 def test_without_plotly_the_page_says_what_to_install(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     script = client.get("/page/plotly.js", headers=bearer())

@@ -26,11 +26,13 @@ from rankdad.common.rounds.step import Step
 from rankdad.common.run.replica import Replica
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.app import Routes
+from rankdad.remote.application import application
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import Context, Identity
-from rankdad.remote.connections import ConnectionRegistry, Timeouts
-from rankdad.remote.live import page_of
+from rankdad.remote.connections import Timeouts
+from rankdad.remote.live import Pages
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.process import OneRun
 from rankdad.remote.proxies import Proxy
 from rankdad.remote.run_session import RunSession
 from rankdad.remote.server import Uvicorn, listen_behind
@@ -112,10 +114,12 @@ def serving(
     else:
         listening, port = listen_behind(directory.parent / SOCKET), 0
     with contextlib.closing(Audit(directory / "audit.jsonl")) as audit:
-        registry, ready = ConnectionRegistry(audit, timeouts), threading.Event()
-        host = RunSession(aggregator, audit, timeouts.hold, connected=registry.present)
-        page = page_of(host, registry, (viewers or {}).values)
-        app = Routes(host, identity or Identity(SITES), registry).app([page.router()])
+        known, unseen = identity or Identity(SITES), {"show": None}
+        runs, ready = OneRun(aggregator, audit, known, viewers or {}, **unseen), threading.Event()  # type: ignore[arg-type]
+        host, registry = runs.host, runs.registry
+        registry.timeouts, host._seconds = timeouts, timeouts.hold
+        runs.open.open(Routes(host, runs.identity, registry))
+        app = application(runs, Pages(runs))
         options: dict[str, Any] = {"ws": "none", "loop": "none", "log_config": None, "lifespan": "off"}
         config = uvicorn.Config(app, http=HttpConnection, timeout_graceful_shutdown=1, log_level="critical", **options)
         web = Uvicorn(config, registry, secure, print, proxy)
@@ -142,7 +146,9 @@ def serving(
             assert ready.wait(5)
             yield Served(aggregator, host, port, directory)
         finally:
-            page.close()
+            if runs.open.page is not None:
+                runs.open.page.close()
+            runs.tail.stop()
             web.should_exit = True
             thread.join(10)
             assert not thread.is_alive()

@@ -77,7 +77,7 @@ REFUSED = [
     ("POST", "/snapshots/alpha", b"x", 413, "the body has 1 bytes, expected at most 0"),
     ("GET", "/rounds/alpha", None, 405, "GET is not known at this path"),
     ("DELETE", "/run", None, 405, "DELETE is not known at this path"),
-    ("GET", "/docs", None, 404, "GET is not known at this path"),
+    ("GET", "/docs", None, 401, "no token; expected the header"),
     ("GET", "/run/", None, 404, "GET is not known at this path"),
     ("POST", "/rounds/", b"", 404, "POST is not known at this path"),
 ]

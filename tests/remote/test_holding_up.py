@@ -22,13 +22,14 @@ from rankdad.common.spec.tasks import Classification
 from rankdad.page.stream import MAX_VIEWERS
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.audit import Audit
+from rankdad.remote.beginning import Options
 from rankdad.remote.config import Access
 from rankdad.remote.known_logs import KnownLogs
 from rankdad.remote.results.fold_metrics import FoldMetrics
 from rankdad.remote.run_session import RunSession
-from rankdad.remote.service.app import ServiceRoutes
+from rankdad.remote.service.app import service_app
 from rankdad.remote.service.queue import FILE
-from rankdad.remote.service.running import Options, RunningRun
+from rankdad.remote.service.running import RunningRun
 from rankdad.remote.service.service import Service
 from tests.common.metrics.samples import draw, tallied
 from tests.conftest import SITES, run_spec
@@ -254,7 +255,7 @@ def test_a_run_takes_no_more_threads_of_a_service_than_there_are_processors(
 
 def test_a_viewer_with_many_pages_open_keeps_no_other_out(tmp_path: Path) -> None:
     async def ask(service: Service) -> None:
-        app, statuses = ServiceRoutes(service, time.time).app(), list[int]()
+        app, statuses = service_app(service), list[int]()
 
         async def look(name: str) -> None:
             begun = asyncio.Event()

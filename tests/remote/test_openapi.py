@@ -11,6 +11,7 @@ import pytest
 from rankdad.local.drivers.http_library import httpx
 from rankdad.page import serving as page
 from rankdad.remote import app as run
+from rankdad.remote import application
 from rankdad.remote.service import app, pages
 from rankdad.remote.service.service import Service
 from tests.remote.test_service import as_, asking, with_service
@@ -21,7 +22,7 @@ REFUSED = {"schema": {"$ref": "#/components/schemas/Refused"}}
 def told() -> set[tuple[str, str]]:
     """Return verb and path of all that the modules' docstrings tell."""
     found = set()
-    for module in (run, app):
+    for module in (run, application, app):
         for verb, first, other in re.findall(
             r"^(GET|POST) +(/[^ ?,]*)[^ ,]*(?:, (/[^ ]+))?", module.__doc__ or "", re.M
         ):

@@ -14,8 +14,8 @@ from rankdad.common.errors import ProtocolError, UserError
 from rankdad.common.protocol.service import OPEN, State, run_name
 from rankdad.local.owner import unpack
 from rankdad.remote.app import Refusal
+from rankdad.remote.application import _refusal
 from rankdad.remote.auth import TokenFile
-from rankdad.remote.service.app import _refusal
 from rankdad.remote.service.archive import archive
 from rankdad.remote.service.queue import FILE, Queue, QueueError
 

@@ -14,9 +14,13 @@ from rankdad.common.errors import RankdadError, UnreachableError
 from rankdad.common.run.replica import Replica
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.remote.aggregator import Aggregator
+from rankdad.remote.application import application
 from rankdad.remote.audit import Audit
+from rankdad.remote.auth import Identity
 from rankdad.remote.config import Access
+from rankdad.remote.live import Pages
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.process import OneRun
 from rankdad.remote.server import listen, serve
 from tests.conftest import SITES, run_spec, site_config
 from tests.remote.test_aggregator import hello_of
@@ -63,8 +67,11 @@ def test_neither_a_broken_view_nor_an_error_of_its_own_ends_a_run_for_the_sites(
     said = (
         "an internal error of the aggregator: ZeroDivisionError: division by zero; the ledger is complete, and the same"
     )
-    with contextlib.closing(Audit(tmp_path / "audit.jsonl")) as audit, pytest.raises(RankdadError, match=said):
-        serve(aggregator, listening, lambda host: view, audit, Access(), resumable=True)
+    with contextlib.closing(Audit(tmp_path / "audit.jsonl")) as audit:
+        runs = OneRun(aggregator, audit, Identity(SITES), {}, show=lambda host: view)
+        serve(runs, application(runs, Pages(runs)), listening, Access())
+    assert isinstance(runs.host.error, RankdadError)
+    assert str(runs.host.error).startswith(said)
     for site in sites:
         site.join(10)
     assert view.shown == 2, "it is left alone once it has failed"

@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +24,13 @@ from rankdad.common.protocol.versions import OUR_VERSION, WIRE
 from rankdad.local.drivers.http_library import httpx
 from rankdad.remote.audit import Audit
 from rankdad.remote.auth import hashed
+from rankdad.remote.beginning import Options
 from rankdad.remote.config import Access
 from rankdad.remote.consortium import Consortium
-from rankdad.remote.service.app import ServiceRoutes
+from rankdad.remote.service.app import service_app
 from rankdad.remote.service.board import Board
 from rankdad.remote.service.queue import FILE, Queue
-from rankdad.remote.service.running import Options, RunningRun
+from rankdad.remote.service.running import RunningRun
 from rankdad.remote.service.service import MAX_AGAIN, Service
 from tests.conftest import SITES, run_document
 
@@ -66,7 +66,7 @@ def with_service(
 
 @contextlib.asynccontextmanager
 async def asking(service: Service) -> AsyncIterator[httpx.AsyncClient]:
-    app = ServiceRoutes(service, time.time).app()
+    app = service_app(service)
 
     async def connected(scope: Any, receive: Any, send: Any) -> None:
         await app(scope | {"state": {"connection": Connection()}}, receive, send)

@@ -1,4 +1,4 @@
-"""Figures of a service for Prometheus."""
+"""Figures of a server for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rankdad.remote.results.run_summary import RunFigures
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from rankdad.remote.service.service import Service
+    from rankdad.remote.open_run import Runs
 
 
-def figures(service: Service, now: float) -> bytes:
+def figures(runs: Runs, now: float) -> bytes:
     """Return the figures in Prometheus' text format.
 
     Args:
-        service: the service.
+        runs: its runs.
         now: seconds since 1970.
 
     Raises:
@@ -34,24 +34,24 @@ def figures(service: Service, now: float) -> bytes:
 
     class Figures(Collector):
         def collect(self) -> Iterator[Metric]:
-            yield from _collect(service, now)
+            yield from _collect(runs, now)
 
     registry = CollectorRegistry()
     registry.register(Figures())
     return generate_latest(registry)
 
 
-def _collect(service: Service, now: float) -> Iterator[Metric]:
+def _collect(runs: Runs, now: float) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    runs = GaugeMetricFamily("rankdad_runs", "Runs by state.", labels=["state"])
-    for state, count in service.queue.counts().items():
-        runs.add_metric([state], count)
-    yield runs
+    states = GaugeMetricFamily("rankdad_runs", "Runs by state.", labels=["state"])
+    for state, count in runs.counts().items():
+        states.add_metric([state], count)
+    yield states
     heard = GaugeMetricFamily(
         "rankdad_agent_silence_seconds", "Seconds since the last request of a site's agent.", labels=["site"]
     )
-    for site, seen in service.agents.items():
+    for site, seen in runs.agents.items():
         heard.add_metric([site], now - seen.time)
     yield heard
     steps = CounterMetricFamily("rankdad_steps", "Steps done in an active run.", labels=["run"])
@@ -59,7 +59,7 @@ def _collect(service: Service, now: float) -> Iterator[Metric]:
     sent = CounterMetricFamily("rankdad_bytes", "Bytes of all steps, summed over sites.", labels=["run", "direction"])
     loss = GaugeMetricFamily("rankdad_loss", "Pooled training loss of the last step.", labels=["run"])
     waiting = GaugeMetricFamily("rankdad_waiting_sites", "Sites that the open round waits for.", labels=["run"])
-    for name, run in service.running.items():
+    for name, run in runs.running.items():
         if run.host is None:
             continue
         p, status = RunFigures.of(run.host.aggregator.recorder.progress), run.host.aggregator.status

@@ -1,8 +1,8 @@
-"""The OpenAPI document of a service's routes, and a page of it without external scripts."""
+"""The OpenAPI document of a server's routes, and a page of it without external scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
@@ -24,7 +24,7 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
-def documented(reader: Callable[[Request], Awaitable[None]], bodies: Sequence[type[BaseModel]]) -> APIRouter:
+def documented(reader: Callable[[Request], Awaitable[None]], bodies: Collection[type[BaseModel]]) -> APIRouter:
     """Create the routes of the document and of its page.
 
     Args:
