@@ -121,17 +121,33 @@ def in_function(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
 def outer(model: nn.Module, own: Batch, more: Batch, kind: str) -> None:
     """Compute losses through DistributedDataParallel around the model, by which ranks would have equal weights."""
     head = nn.Linear(3, 3).double() if kind == "more" else nn.Identity()
-    ddp = DistributedDataParallel(nn.Sequential(model, head), static_graph=kind == "static")
+    inner: nn.Module = nn.Sequential(model, head)
+    if kind == "compiled":
+        model.compile(backend="aot_eager")
+    ddp = DistributedDataParallel(Methods(model) if kind == "methods" else inner, static_graph=kind == "static")
     sync = LowRank(model, rank=None)
     x, y = (torch.cat(parts) for parts in zip(own, more, strict=True))
     loss = F.cross_entropy(ddp(x), y)
-    sync.backward(loss.backward if kind == "function" else loss, weight=len(y))
+    sync.backward(loss.backward if kind in ("function", "compiled", "methods") else loss, weight=len(y))
     if kind == "collected":
         del sync
         gc.collect()
     else:
         sync.close()
     assert ddp.require_backward_grad_sync
+
+
+class Methods(nn.Module):
+    """Calls the layers of a model, not the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Any = self.model
+        found: Tensor = inner.rest(inner.first(x[:, None])[:, 0])
+        return found
 
 
 class Settled(torch.autograd.Function):
@@ -310,6 +326,8 @@ LOOPS: dict[str, tuple[Callable[[nn.Module, Batch, Batch, str], None], str]] = {
     "DDP": (outer, "loss"),
     "DDP, reentrant": (outer, "loss"),
     "DDP, a function": (outer, "function"),
+    "DDP, a function, compiled": (outer, "compiled"),
+    "DDP, a function, methods": (outer, "methods"),
     "DDP, static": (outer, "static"),
     "DDP, collected": (outer, "collected"),
     "DDP of more": (outer, "more"),
@@ -338,6 +356,8 @@ REFUSED = {
     "backward in its own function": "backward-in-function",
     "sums and means": "sums-and-means",
     "DDP of more": "ddp-of-more",
+    "DDP, a function, compiled": "exchanged-in-function",
+    "DDP, a function, methods": "exchanged-in-function",
     "by hand in the function": "gradient-changed-in-function",
     "half scaled": "scaled-and-unscaled",
     "half a total": "sums-and-means",
