@@ -82,7 +82,6 @@ class Guard:
         allowed: returns whether a token opens the page.
         admitted: called for each admitted request.
         refused: called for each refused form.
-        path: path of the cookie; the page's by default.
         asks: title of the form.
     """
 
@@ -93,10 +92,9 @@ class Guard:
         allowed: Callable[[Request, str], bool],
         admitted: Callable[[Request], None] = lambda request: None,
         refused: Callable[[Request, int, str], None] = lambda request, status, reason: None,
-        path: str = "",
         asks: str = ASKS,
     ) -> None:
-        self.allowed, self._refused, self._path, self._asks = allowed, refused, path, asks
+        self.allowed, self._refused, self._asks = allowed, refused, asks
         self._sessions, self._admitted = Sessions(), admitted
 
     def token(self, request: Request) -> str:
@@ -131,18 +129,17 @@ class Guard:
             self._refused(request, 401, "the page: the token does not open it")
             return self.form(wrong=True)
         response = RedirectResponse("./", 303)
-        path = self._path or request.url.path
         before = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         safe = "https" in (request.url.scheme, before)
         cookie = self._sessions.open(token)
-        response.set_cookie(_cookie(request), cookie, path=path, httponly=True, samesite="strict", secure=safe)
+        response.set_cookie(_cookie(request), cookie, path="/", httponly=True, samesite="strict", secure=safe)
         return response
 
     async def leave(self, request: Request) -> Response:
         """End the session."""
         self._sessions.close(request.cookies.get(_cookie(request), ""))
         response = RedirectResponse("./", 303)
-        response.delete_cookie(_cookie(request), path=self._path or request.url.path.removesuffix("leave"))
+        response.delete_cookie(_cookie(request), path="/")
         return response
 
 

@@ -83,14 +83,13 @@ class Pages:
 
     Args:
         runs: the server's runs.
-        path: path of the cookie; the page's by default.
         asks: title of the form.
     """
 
-    def __init__(self, runs: Runs, path: str = "", asks: str = Guard.ASKS) -> None:
+    def __init__(self, runs: Runs, asks: str = Guard.ASKS) -> None:
         self._runs, self._everybody = runs, Counter[str]()
         allowed = lambda request, token: self.name(request, token) is not None  # noqa: E731
-        self._guard = Guard(allowed, self._admitted, self._refused, path, asks)
+        self._guard = Guard(allowed, self._admitted, self._refused, asks)
 
     def close(self) -> None:
         """Close the streams of pages that are of no single run."""

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from rankdad.common.documents import validate
@@ -252,6 +252,9 @@ def answering(listening: socket.socket, name: str, federation: Federation) -> It
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         """Tell a caller to retry or, if it is a region that is not a member, that it is wrong here."""
+        if scope["path"] == "/healthz":
+            await PlainTextResponse("ok\n")(scope, receive, send)
+            return
         asking = Request(scope).headers.get(REGION_HEADER)
         region = federation.nodes.get(asking) if asking else None
         status, code, reason = 503, "upstream-waits", f"{name} waits for the aggregator above it"
@@ -262,7 +265,13 @@ def answering(listening: socket.socket, name: str, federation: Federation) -> It
         await JSONResponse({"error": reason, "code": code, "field": ""}, status)(scope, receive, send)
 
     config = uvicorn.Config(
-        answer, loop="asyncio", lifespan="off", log_config=None, log_level="critical", timeout_graceful_shutdown=1
+        answer,
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        timeout_graceful_shutdown=1,
+        server_header=False,
     )
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, args=([listening.dup()],), name="answering", daemon=True)

@@ -36,7 +36,7 @@ def _found() -> tuple[dict[str, type[MethodOptions]], dict[str, UserError]]:
         try:
             options = point.load()
             name = name_of(options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
             unusable[point.name] = UserError(problem, code="method-unusable", field=point.name)
             continue

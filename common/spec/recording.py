@@ -25,7 +25,7 @@ def further_rounds() -> tuple[dict[int, Any], dict[str, UserError]]:
         try:
             one = point.load()()
             kind, _ = int(one.kind), (one.kind.name, one.up, one.down, one.due)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{point.value}, an entry point of {GROUP}, cannot be used: {one_line(error)}"
             unusable[point.name] = UserError(problem, code="round-unusable", field=point.name)
             continue

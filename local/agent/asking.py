@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from rankdad.common.errors import RankdadError
 from rankdad.local.agent.listening import MAX_DELAY, MIN_DELAY
 from rankdad.local.agent.processes import Outcome, Worker
 
@@ -47,7 +48,11 @@ class Answering:
         left = [one for one in self._open if one not in self._done]
         if left and now >= self._retry_at:
             self._asked, self._began = left[0], now
-            self._worker = self._work(self._asked)
+            try:
+                self._worker = self._work(self._asked)
+            except RankdadError as error:
+                _log.warning("a question waits: %s", error)
+                self._put_off()
 
     def stop(self) -> None:
         """Kill the process, if there is one."""
@@ -58,9 +63,12 @@ class Answering:
     def _end(self, outcome: Outcome) -> None:
         self._worker = None
         if outcome.kind == "again":
-            self._retry_at, self._delay = time.monotonic() + self._delay, min(2 * self._delay, MAX_DELAY)
+            self._put_off()
             return
         self._done.add(self._asked)
         self._delay = MIN_DELAY
         if outcome.kind == "crashed":
             _log.warning("a question was not answered: %s", outcome.reason)
+
+    def _put_off(self) -> None:
+        self._retry_at, self._delay = time.monotonic() + self._delay, min(2 * self._delay, MAX_DELAY)

@@ -1,7 +1,7 @@
 """The tasks of an agent's processes, `rankdad site - --task`: to consider a run, to train it, to answer a question.
 
 The agent's configuration is the first line of standard input, which stays open as long as the agent lives; the outcome
-is all of standard output.
+is the last line of standard output.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
-from typing import TextIO, cast
+from typing import TextIO, cast, get_args
 
+from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import (
     ENDED,
     REASON_CHARACTERS,
@@ -28,7 +29,7 @@ from rankdad.common.errors import (
 )
 from rankdad.common.files import naming_the_disk
 from rankdad.common.logs import MAX_ERROR, LogFile, LogOptions, error_line, log_names, set_up
-from rankdad.local.agent.processes import Kind, Outcome
+from rankdad.local.agent.processes import Kind, Outcome, Task
 from rankdad.local.agent.stance import stance_on
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
@@ -49,8 +50,13 @@ def perform(task: str, run: str, number: str, logs: LogOptions) -> None:
         run: its name; "" for a question.
         number: of the run or the question.
         logs: log options.
+
+    Raises:
+        UserError: the task is unknown, or the configuration is not one.
     """
-    config = SiteConfig.model_validate_json(sys.stdin.readline())
+    if task not in get_args(Task):
+        raise UserError(f"--task: got {task!r}, expected {', '.join(get_args(Task))}", code="task-unknown")
+    config = validate(SiteConfig, parse_json(sys.stdin.readline()))
     Thread(target=_end_with_agent, name="lifeline", daemon=True).start()
     with os.fdopen(os.dup(1), "w") as written, log_names(run=run, site=config.name):
         os.dup2(2, 1)  # nothing else that is printed belongs to the outcome
@@ -64,7 +70,7 @@ def perform(task: str, run: str, number: str, logs: LogOptions) -> None:
             outcome = Outcome(kind="done")
         except Exception as error:
             outcome = _failed(error)
-        written.write(outcome.model_dump_json())
+        written.write(f"\n{outcome.model_dump_json()}\n")
 
 
 def _end_with_agent() -> None:

@@ -54,7 +54,11 @@ def serve(
     for_runs = Options(tuple(allow_factory or ()), weights, LedgerOptions(retention), device or "cpu")
     with opened(access, port) as (listening, url):
         typer.echo(f"listening on {url}; the service's directory is {output}")
-        whose = f"with the token in {output / OWN_TOKEN}" if not access.identity(()).required else "owners and viewers"
+        whose = (
+            f"opened by the token in {output / OWN_TOKEN}"
+            if not access.identity(()).required
+            else "for owners and viewers"
+        )
         page = consortium.aggregator.rstrip("/") if behind is not None or host in ("0.0.0.0", "::") else url
-        typer.echo(f"the page of all runs: {page}{FOLDER}/, for {whose}")
+        typer.echo(f"the page of all runs: {page}{FOLDER}/, {whose}")
         serve_consortium(consortium, output, listening, access, for_runs)

@@ -62,7 +62,7 @@ class ServicePages(Pages):
         self._service, self._own = service, ""
         if not service.identity.required:
             self._own = hashed(own_token(service.directory / OWN_TOKEN))
-        super().__init__(service, "/", "The service's token" if self._own else "An owner's or a viewer's token")
+        super().__init__(service, "The service's token" if self._own else "An owner's or a viewer's token")
         stream = Stream(Board(service).document, History((), (), ()), everybody=self._everybody)
         self._board = Page(
             service.consortium.name, stream, self._guard, template="service.html", values=self._values_of

@@ -307,14 +307,14 @@ class Service(Runs):
             ProtocolError: it is unknown, has ended, or is being opened.
         """
         if not run:
-            raise ProtocolError(
-                404, "this is a service of several runs: start the site with --stay", code="service-of-several-runs"
-            )
+            problem = "this is a service of several runs: start the site with --stay"
+            raise ProtocolError(404, problem, code="service-of-several-runs")
         running = self.running.get(run)
         if running is None:
             entry = self.queue.entry(run)
-            if entry.state is State.RUNNING:  # stopped here; the next process resumes it
-                raise ProtocolError(503, f"{run} resumes when the service restarts", code="run-waits")
+            if entry.state in OPEN:  # stopped here, or it waits once more in an older copy of the queue
+                when = "resumes when the service restarts" if entry.state is State.RUNNING else "has not begun"
+                raise ProtocolError(503, f"{run} {when}", code="run-waits")
             if entry.state is not State.ENDED or not entry.open:
                 problem = f"{run}: {entry.state.value}" + f": {entry.reason}" * bool(entry.reason)
                 raise ProtocolError(410, problem, code="run-over")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rankdad.common.errors import RunFailedError, UserError
+from rankdad.common.errors import RankdadError, RunFailedError, UserError
 from rankdad.common.logs import LogOptions
 from rankdad.common.models import build_model, build_network
 from rankdad.common.policy import EVERYTHING, Policy
@@ -95,6 +95,36 @@ def test_a_process_of_an_agent_shows_nobody_its_proxy_and_ends_with_the_agent(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [
+        ("printf 'a package prints'; printf '\\n{\"kind\": \"again\"}\\n'", "again"),
+        ("printf 'nothing else'", "crashed"),
+        ("head -c 200000 /dev/zero; exit 3", "crashed"),
+        ('sleep 60 & printf \'\\n{"kind": "done"}\\n\'', "done"),
+        ("exit 7", "crashed"),
+    ],
+)
+def test_whatever_a_process_prints_or_leaves_ends_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, kind: str
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(program))
+    config = site_config(1, output=str(tmp_path)).model_copy(update={"aggregator": "a" * 70_000})  # over a pipe's size
+    worker = Worker(config, LogOptions(), "train", "small-1", "0" * 16)
+    end = time.monotonic() + 20
+    while (outcome := worker.outcome()) is None and time.monotonic() < end:
+        time.sleep(0.02)
+    assert outcome is not None
+    assert outcome.kind == kind
+    program.unlink()
+    with pytest.raises(RankdadError) as caught:
+        Worker(config, LogOptions(), "answer", "", "0" * 16)
+    assert caught.value.code == "no-process"
+
+
 def test_a_service_that_answers_at_once_is_not_asked_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = list[float]()
 

@@ -71,7 +71,8 @@ def test_a_form_makes_the_token_a_cookie_that_scripts_and_other_sites_cannot_use
     entered = client.post("/page/", data={"token": f" {VIEWER}\n"})
     assert (entered.status_code, entered.headers["location"]) == (303, "./")
     cookie = entered.headers["set-cookie"]
-    assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/page/"))
+    assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/;"))
+    assert client.get("/docs").status_code == 200, "what a viewer's token opens"
     page = client.get("/page/")
     assert page.status_code == 200
     assert "<h1>small</h1>" in page.text

@@ -239,6 +239,9 @@ def test_a_service_that_is_stopping_has_sites_wait_and_tells_none_that_its_run_i
 
     async def ask(service: Service) -> None:
         run = await submitted(service)
+        with pytest.raises(ProtocolError, match="has not begun") as error:  # after an older queue was restored
+            await service.routes(run)
+        assert error.value.status == 503
         service.queue.move(run, State.RUNNING, where=[State.WAITING])
         await service.leave()
         with pytest.raises(ProtocolError, match="resumes when the service restarts") as error:
