@@ -93,6 +93,24 @@ def mesh(steps: Annotated[int, typer.Option(help="Measured of each layout and wa
         raise UserError(f"with rank None a gradient is {worst:.1e} from one device's", code="promise-missed")
 
 
+def devices(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    networks: Annotated[str, typer.Option(help="Some of the five networks, such as 'GPT-2 small'.")] = "",
+    rank: Annotated[int, typer.Option(help="Of LowRank.", min=1)] = 8,
+    steps: Annotated[int, typer.Option(help="Measured of each network.", min=1)] = 20,
+) -> None:
+    """Time the parts of a LowRank step in bfloat16 on a device, for networks from an MLP to GPT-2 small."""
+    import torch
+    from rich.console import Console
+
+    from benchmarks.devices import NETWORKS, bench_devices
+
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"--device: got {device}, expected cpu, or cuda where there is one", code="device-missing")
+    chosen = listed("--networks", networks, NETWORKS) if networks else tuple(NETWORKS)
+    bench_devices(device, tuple(chosen), rank, steps, Console(width=120))
+
+
 def recovery(
     file: FileArgument = SPECS / "digits.json",
     epochs: Annotated[int, typer.Option(help="Epochs of each run.", min=1)] = 20,
@@ -213,6 +231,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     reduce,
     low_rank,
     mesh,
+    devices,
     recovery,
     start,
     volumes,

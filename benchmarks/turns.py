@@ -46,12 +46,13 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """GPT-2 of two layers, 128 wide; its layers are Linear, and embedding and output share their weight."""
+    """GPT-2, by default of two layers, 128 wide; its layers are Linear, and embedding and output share their weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = TOKENS, width: int = 128, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(TOKENS, 128), nn.Embedding(LENGTH, 128)
-        self.layers, self.norm = nn.Sequential(Block(128, 4), Block(128, 4)), nn.LayerNorm(128)
+        self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(LENGTH, width)
+        self.layers = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits of the next tokens, [samples · length, tokens]."""
