@@ -52,7 +52,7 @@ class Warm:
         new_session: whether it leads a session, so that it and its children can be sent one signal.
         log: file that takes what it says; else `stdout` and `communicate` give that.
         stdin: of it; else it has none.
-        stderr: file that takes its errors; else `communicate` gives them.
+        stderr: file that takes its errors; else that is `log`, or `communicate` gives them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Warm:
         self.stdout = os.fdopen(reading, encoding="utf-8")
         if log is not None:
             self.stdout.close()
-        self._stderr = log or stderr or tempfile.TemporaryFile()  # noqa: SIM115
+        self._stderr = stderr or log or tempfile.TemporaryFile()  # noqa: SIM115
         with (
             Connection(os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, writable=False) as given,
             Connection(writing, readable=False) as out,
@@ -132,11 +132,12 @@ class Warm:
 class WarmWorker(Warm):
     """A process of an agent that is itself a `Warm`, in place of `subprocess.Popen`."""
 
-    def __init__(self, words: Sequence[str], **_: object) -> None:
+    def __init__(self, words: Sequence[str], *, stdout: IO[bytes], **_: object) -> None:
         reading, writing = os.pipe()
         self.stdin = os.fdopen(writing, "wb")
-        with os.fdopen(os.dup(2), "wb") as log:
-            super().__init__(*words[words.index("rankdad") + 1 :], new_session=True, stdin=reading, stderr=log)
+        own = words[words.index("rankdad") + 1 :]
+        with os.fdopen(os.dup(2), "wb") as errors:
+            super().__init__(*own, new_session=True, stdin=reading, log=stdout, stderr=errors)
 
 
 def _run(

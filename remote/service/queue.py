@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -130,7 +131,6 @@ class Queue:
         now: clock, in seconds since 1970.
 
     Attributes:
-        database: read-only connection.
         now: clock, in seconds since 1970.
         changes: number of changes.
 
@@ -143,6 +143,7 @@ class Queue:
         self._concerned: tuple[int, dict[str, list[Entry]]] = (-1, {})  # number of the last change, and runs by site
         self._failed = False  # whether the last write failed
         self._thread = ThreadPoolExecutor(1, "queue")
+        self._reading, self._readers = threading.local(), list[sqlite3.Connection]()
         try:
             path.touch(0o600)
             self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -156,16 +157,25 @@ class Queue:
                 )
             self._writer.executescript(SCHEMA)
             self._writer.execute(f"pragma user_version = {FORMAT}")
-            self.database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self.database.execute("pragma query_only = on")
         except (sqlite3.Error, OSError) as error:
             raise UserError(f"{path}: cannot be opened: {error}", code="cannot-read") from None
 
     def close(self) -> None:
         """Close the database."""
         self._thread.shutdown()
-        self.database.close()
-        self._writer.close()
+        for connection in (*self._readers, self._writer):
+            connection.close()
+
+    @property
+    def database(self) -> sqlite3.Connection:
+        """Read-only connection of this thread: another's unfinished query would keep it from the latest changes."""
+        connection: sqlite3.Connection | None = getattr(self._reading, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            connection.execute("pragma query_only = on")
+            self._readers.append(connection)
+            self._reading.connection = connection
+        return connection
 
     async def write(self, change: Callable[P, T], *values: P.args, **named: P.kwargs) -> T:
         """Call a writing function in the queue's thread and return its result."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -54,6 +55,18 @@ def test_a_run_is_submitted_once_and_begins_once_also_in_another_process(tmp_pat
     counts = again.counts()
     again.close()
     assert counts == dict.fromkeys(State, 0) | {"ended": 1, "waiting for sites": 1}
+
+
+def test_a_run_is_found_at_once_also_while_another_thread_reads(tmp_path: Path) -> None:
+    """A connection of both gave the run that had just been submitted as unknown."""
+    with closing(Queue(tmp_path / FILE)) as queue:
+        submit(queue)
+        submit(queue, 2)
+        reading = queue.database.execute("select run from runs")
+        reading.fetchone()
+        assert asyncio.run(queue.write(submit, queue, 3)) == "run-3"
+        assert len(reading.fetchall()) == 1
+        assert queue.entry("run-3").state is State.WAITING
 
 
 def test_a_disk_that_is_full_loses_nothing_and_another_format_is_named(tmp_path: Path) -> None:
