@@ -230,9 +230,8 @@ class FactorCapture:
                 else:
                     edges = [GradientEdge(node, use.output) for node, use in uses]
                     assert loss.grad_fn is not None
-                    note = loss.grad_fn.register_prehook(lambda _: alone.append(torch._C._current_graph_task_id()))
-                    self._partial(loss, rest, outside, edges, retain_graph=retain_graph)
-                    note.remove()
+                    with loss.grad_fn.register_prehook(lambda _: alone.append(torch._C._current_graph_task_id())):
+                        self._partial(loss, rest, outside, edges, retain_graph=retain_graph)
         finally:
             self._listens = self._plain
         self._leave_used(taken)
