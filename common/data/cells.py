@@ -20,7 +20,7 @@ LABEL_RULE = ": data.positive is a rule for numbers: write one, or list the code
 NOISE = 1e-12  # relative: rounding of equal numbers in computations
 MAX_ROUNDING = 1e-3  # standard deviations: more changes coefficients
 LIMIT = re.compile(r"[<>≤≥]=?\s*([\d.,]+)")  # of detection
-ISO = re.compile(r"([1-9][0-9]{3}-[0-9]{2}-[0-9]{2}\n)*")  # dates, a line each
+ISO = re.compile(r"(([1-9][0-9]{3}-[0-9]{2}-[0-9]{2})?\n)*")  # dates or nothing, a line each
 DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}\b")
 
 
@@ -55,8 +55,12 @@ def column_numbers(table: Table, column: str, dtype: str = "float64", hint: str 
 
 def _check_digits(table: Table, column: str, values: Array, dtype: str) -> None:
     """Refuse numbers whose differences a dtype would round away, such as times of this century."""
-    if not len(values) or np.ptp(values) <= NOISE * np.abs(values).max():
+    if not len(values):
         return
+    largest, spread, kind = np.abs(values).max(), np.ptp(values), np.finfo(dtype)
+    rounding = largest * kind.eps + kind.smallest_subnormal  # at most
+    if spread <= NOISE * largest or rounding * math.sqrt(2 * len(values)) <= MAX_ROUNDING * spread:
+        return  # a spread is at most sqrt(2 n) standard deviations
     if np.abs(values - values.astype(dtype)).max() <= MAX_ROUNDING * values.std():
         return
     text = f"{values.min():.9g} to {values.max():.9g} differ by too little for {dtype}, which would round them"
@@ -144,15 +148,14 @@ def column_dates(tables: Sequence[Table], column: str, date: Date) -> Array:
 
 def _days(table: Table, column: str, date: Date) -> Array:
     rows, texts = table.levels(column)
-    days, wrong = np.full(len(texts), np.nan), dict[int, str]()
-    given = [place for place, text in enumerate(texts) if text]
-    if (found := _iso_days([texts[place] for place in given])) is not None:
-        days[given], given = found, []
-    for place in (place for place in given if texts[place].lower() not in MISSING):
-        try:
-            days[place] = date.day(texts[place])
-        except ValueError as error:
-            wrong[place] = str(error)
+    wrong = dict[int, str]()
+    if (days := _iso_days(texts)) is None:
+        days = np.full(len(texts), np.nan)
+        for place in (place for place, text in enumerate(texts) if text.lower() not in MISSING):
+            try:
+                days[place] = date.day(texts[place])
+            except ValueError as error:
+                wrong[place] = str(error)
     for row in np.flatnonzero(np.isin(rows, list(wrong))).tolist():
         text = texts[rows[row]]
         code = "formula" if BROKEN.fullmatch(text) else "not-a-date"
@@ -162,13 +165,17 @@ def _days(table: Table, column: str, date: Date) -> Array:
 
 
 def _iso_days(texts: Sequence[str]) -> Array | None:
-    """Return the days of dates such as 2020-04-03, as `Date.day` counts them; None if any is not of this form."""
-    if not ISO.fullmatch("".join(f"{text}\n" for text in texts)):
+    """Return the days of dates such as 2020-04-03, as `Date.day` counts them; None if any is of another form.
+
+    An empty text has NaN.
+    """
+    if not ISO.fullmatch("\n".join([*texts, ""])):
         return None
     try:
-        return np.array(texts, "datetime64[D]").astype(np.int64) + datetime.date(1970, 1, 1).toordinal()
+        found = np.array(texts, "datetime64[D]")
     except ValueError:  # no day of the calendar
         return None
+    return np.where(np.isnat(found), np.nan, found.astype(np.int64) + datetime.date(1970, 1, 1).toordinal())
 
 
 def _count_of_days(text: str) -> str:

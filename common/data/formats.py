@@ -70,13 +70,13 @@ def check_text(path: Path, expected: str, factor: int = 1) -> None:
     try:
         check_fits(path, "its bytes", path.stat().st_size * (1 if path.suffix.lower() == ".gz" else factor))
         with opened(path) as file:
-            chunk, row, size = file.read(HEAD), 1, 0
+            chunk, size = file.read(HEAD), 0
             if meaning := format_of(chunk):
                 raise DataError(path, f"is {meaning}, expected {expected}", code="format-unexpected")
             while chunk:
-                place = chunk.find(b"\0")
-                row += chunk.count(b"\n", 0, place if place >= 0 else len(chunk))
-                if place >= 0:
+                if b"\0" in chunk:
+                    file.seek(0)
+                    row = file.read(size + chunk.index(b"\0")).count(b"\n") + 1
                     raise DataError(
                         path,
                         f"holds the character NUL, expected {expected}",

@@ -22,6 +22,8 @@ from rankdad.common.spec.written import Written
 GAPS = sorted({form for word in MISSING for form in (word, word.upper(), word.capitalize())} | {"NaN", "-NaN", "<Na>"})
 # Before 3.1, pandas rounds numbers of many digits differently by default.
 ROUNDS_EXACTLY = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
+INFERS_TEXTS = ROUNDS_EXACTLY  # as texts, unlike objects, which take twice the time
+PEEK = 20  # rows in which to look for texts
 EXACTLY: dict[str, Any] = {} if ROUNDS_EXACTLY else {"float_precision": "round_trip"}
 
 
@@ -42,8 +44,11 @@ def read_plain(path: Path, written: Written, numbers: Collection[str]) -> pd.Dat
         return None
     numeric = [place for place, name in enumerate(names) if name in numbers]
     try:
-        columns = _parsed(path, written, names, numeric)
-    except (OSError, ValueError, pd.errors.ParserWarning):
+        inferred = _worded(path, len(names)) - set(numeric) if INFERS_TEXTS else set[int]()
+        columns = _parsed(path, written, names, numeric, inferred)
+        if any(not isinstance(columns[place].dtype, pd.StringDtype) for place in inferred):  # numbers further down
+            columns = _parsed(path, written, names, numeric)
+    except (OSError, ValueError, csv.Error, pd.errors.ParserWarning):
         return None
     texts = {place: _levels(columns[place]) for place in columns if place not in set(numeric)}
     if _is_odd(names, columns, texts, written):
@@ -89,24 +94,40 @@ def _names(path: Path, written: Written) -> list[str] | None:
     return names if len(given) > 1 and len(set(given)) == len(given) else None
 
 
-def _parsed(path: Path, written: Written, names: Sequence[str], numeric: Collection[int]) -> dict[int, Array]:
-    """Return the rows after the header, by column index: float64 for numbers, otherwise objects.
+def _worded(path: Path, width: int) -> set[int]:
+    """Return the indices of columns that hold a text other than a number within the first rows."""
+    rows = csv.reader(first_rows(path).split("\n")[1 : PEEK + 1], skipinitialspace=True)
+    return {place for row in rows for place, cell in enumerate(row[:width]) if cell and math.isnan(number(cell))}
+
+
+def _parsed(
+    path: Path, written: Written, names: Sequence[str], numeric: Collection[int], inferred: Collection[int] = ()
+) -> dict[int, Any]:
+    """Return the rows after the header, by column index: float64 for numbers, otherwise texts.
+
+    Args:
+        path: of the file.
+        written: how it is written.
+        names: of its columns.
+        numeric: indices of the columns of numbers.
+        inferred: indices of columns whose type pandas infers.
 
     Raises:
         ValueError: pandas cannot parse them.
         ParserWarning: a row has more cells than there are names.
     """
-    gaps: Any = {place: [*GAPS, *written.tokens_of(names[place])] for place in numeric}
+    numbers = set(numeric)
+    gaps: Any = {place: [*GAPS, *written.tokens_of(names[place])] for place in numbers}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # texts among numbers, found by `_column`
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # texts among numbers, found by `_number_column`
         frame = pd.read_csv(
             path,
             header=None,
             skiprows=1,
             names=range(len(names)),
             index_col=False,
-            dtype={place: object for place in range(len(names)) if place not in set(numeric)},
+            dtype={place: object for place in range(len(names)) if place not in numbers.union(inferred)},
             keep_default_na=False,
             na_values=gaps,
             skip_blank_lines=False,
@@ -115,18 +136,17 @@ def _parsed(path: Path, written: Written, names: Sequence[str], numeric: Collect
             compression="gzip" if path.suffix.lower() == ".gz" else None,
             **EXACTLY,
         )
-    return {place: _column(frame.iloc[:, place].to_numpy(), place in numeric) for place in range(len(names))}
+    return {place: _number_column(own) if place in numbers else own.array for place, own in frame.items()}
 
 
-def _column(cells: Array, is_numeric: bool) -> Array:
-    if not is_numeric:
-        return cells
+def _number_column(column: pd.Series[Any]) -> Array:
+    cells = column.to_numpy()
     if cells.dtype.kind not in "iuf":  # texts or booleans
         raise ValueError
     return cells.astype(np.float64)
 
 
-def _levels(cells: Array) -> pd.Categorical:
+def _levels(cells: Any) -> pd.Categorical:
     """Return stripped texts as categories."""
     codes, found = pd.factorize(cells)
     levels = list(map(str.strip, found.tolist()))
@@ -137,7 +157,7 @@ def _levels(cells: Array) -> pd.Categorical:
 
 
 def _is_odd(
-    names: Sequence[str], columns: Mapping[int, Array], texts: Mapping[int, pd.Categorical], written: Written
+    names: Sequence[str], columns: Mapping[int, Any], texts: Mapping[int, pd.Categorical], written: Written
 ) -> bool:
     """Return whether rows are empty or repeat the header, or texts look like several cells or decimal commas."""
     empty = np.ones(len(columns[0]), bool)

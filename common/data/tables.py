@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,12 @@ class Table:
 
     def is_parsed(self, column: str) -> bool:
         """Return whether a column holds float64 parsed from texts, with NaN for missing values."""
-        return self.cells is not None and self.frame[column].dtype == float
+        return column in self._parsed
+
+    @cached_property
+    def _parsed(self) -> frozenset[str]:
+        types = {} if self.cells is None else dict(self.frame.dtypes)
+        return frozenset(str(column) for column, type_ in types.items() if type_ == np.float64)
 
     def _cells(self, column: str) -> pd.Series[Any]:
         """Return a column's cells as in the file."""
@@ -87,7 +93,9 @@ class Table:
             places, found = cells.cat.codes.to_numpy(), cells.cat.categories
         else:
             places, found = _distinct(cells.to_numpy(object))
-        texts, lacking = [text.strip() for text in found.tolist()], self.written.tokens_of(column)
+        texts, lacking = found.tolist(), self.written.tokens_of(column)
+        if self.cells is None:  # else they are stripped
+            texts = [*map(str.strip, texts)]
         forms = [form]
         if form is canonical and column in self.decimals.comma:  # -9,0 equals -9 with decimal commas
             forms.append(lambda text: canonical(text.replace(",", ".")))

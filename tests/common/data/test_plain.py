@@ -71,6 +71,14 @@ def test_a_truth_value_far_down_is_no_number(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.field, caught.value.row) == ("not-a-number", "age", FAR + 2)
 
 
+def test_texts_keep_their_digits_far_down(tmp_path: Path) -> None:
+    cells = ["a"] * FAR + ["007"] * FAR
+    (tmp_path / "t.csv").write_text("age,sex,y\n" + "".join(f"1,{cell},0\n" for cell in cells))
+    found = read_plain(tmp_path / "t.csv", CsvData.model_validate(SCHEMA), {"age"})
+    assert found is not None
+    assert found["sex"].tolist() == cells
+
+
 def test_plain_numbers_are_read_to_their_last_digit(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     texts = [repr(one) for one in random.normal(size=999).tolist()] + [f"{one:.25f}" for one in random.random(999)]
