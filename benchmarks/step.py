@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import signal
 import socket
+import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import astuple, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,6 +42,7 @@ from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.site import Site
 from rankdad.remote.persistence import LedgerOptions
+from rankdad.remote.run_file import JOURNAL_PAGES, PAGE
 from rankdad.simulations.simulator import import_before_forking, simulate
 from rankdad.simulations.spec import SimulationFile
 
@@ -57,14 +60,18 @@ class Barriers:
         ledger: the same with everything written to the ledger.
         http: `httpx.Client` and a bare FastAPI barrier.
         streams: raw asyncio streams.
+        database: the same bytes committed to SQLite by themselves, with `synchronous=FULL`.
         ratio: ours over http, median over repetitions.
+        ledger_ratio: ledger over http and database, likewise.
     """
 
     ours: float
     ledger: float
     http: float
     streams: float
+    database: float
     ratio: float
+    ledger_ratio: float
 
 
 def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, console: Console) -> list[Barriers]:
@@ -81,14 +88,15 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
 
     import_before_forking()
     split = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
-    bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "ours / httpx + FastAPI")
+    bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "SQLite")
+    for heading in ("ours / httpx + FastAPI", "with ledger / both"):
+        bare.add_column(heading)
     results = []
     for count in counts:
         split.add_row(str(count), *measure_step(file, count))
         found = measure_barriers(count, size, steps)
         results.append(found)
-        figures = (found.ours, found.ledger, found.http, found.streams, found.ratio)
-        bare.add_row(str(count), *(f"{figure:.2f}" for figure in figures))
+        bare.add_row(str(count), *(f"{figure:.2f}" for figure in astuple(found)))
     console.print(f"One step of {file.run.name}, {file.run.method.name}: median milliseconds of a site; bytes per site")
     console.print(split)
     console.print(f"The same {size} bytes each way and no training: median milliseconds per step")
@@ -145,9 +153,27 @@ def measure_barriers(sites: int, size: int, steps: int) -> Barriers:
     for _ in range(REPETITIONS):
         for kind, (server, client) in kinds.items():
             found[kind].append(barrier_seconds(server, client, sites, size, steps))
-    ratio = median(ours / http for ours, http in zip(found["ours"], found["http"], strict=True))
-    ours, ledger, http, streams = (1e3 * median(found[kind]) for kind in kinds)
-    return Barriers(ours, ledger, http, streams, ratio)
+        found.setdefault("database", []).append(database_seconds(sites, size, steps))
+    turns = list(zip(*found.values(), strict=True))
+    ratio = median(turn[0] / turn[2] for turn in turns)
+    ledger_ratio = median(turn[1] / (turn[2] + turn[4]) for turn in turns)
+    ours, ledger, http, streams, database = (1e3 * median(own) for own in found.values())
+    return Barriers(ours, ledger, http, streams, database, ratio, ledger_ratio)
+
+
+def database_seconds(sites: int, size: int, steps: int) -> float:
+    """Return the mean seconds in which SQLite commits a step's contributions and update, synced, as a run's file."""
+    with tempfile.TemporaryDirectory() as folder, closing(sqlite3.connect(Path(folder) / "t.sqlite")) as db:
+        db.executescript(
+            f"PRAGMA page_size = {PAGE}; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; "
+            f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; CREATE TABLE bodies (body BLOB)"
+        )
+        body = os.urandom(size)
+        began = perf_counter()
+        for _ in range(steps):
+            with db:
+                db.executemany("INSERT INTO bodies VALUES (?)", [(body,)] * (sites + 1))
+        return (perf_counter() - began) / steps
 
 
 def barrier_seconds(
