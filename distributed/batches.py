@@ -273,7 +273,7 @@ class Batches:
         self._anew = False
         # Those that are linear layers' weights.
         followed = {route.name for route in self._routes if route.up is not None} - self._large
-        layers = linear_layers(self._model, transposed=True)
+        layers = linear_layers(self._model)
         capture = FactorCapture(self._model, only=followed, layers=layers, parameters=self._parameters, plain=False)
         return capture.__enter__()
 

@@ -77,7 +77,7 @@ def method_of(model: object, options: Mapping[str, object], *, divided: bool = F
         raise UserError(problem, code="not-a-module", field="model")
     check_whole(model, divided=divided)
     try:
-        linear_layers(model, transposed=True)
+        linear_layers(model)
     except ValueError as error:
         raise UserError(f"a layer of the model: {error}", code="layout-unknown", field="low_rank_layout") from None
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -215,7 +215,7 @@ def choose_routes(
         without: names of parameters without a route.
         parts: this rank's parts of the parameters, if they are divided.
     """
-    layers = linear_layers(model, transposed=True)
+    layers = linear_layers(model)
     for name, (layer, bias) in layers.items():
         if bias is not None and not same_rows(layer.weight, layer.bias):
             layers[name] = layer, None

@@ -45,22 +45,18 @@ def _class_of(module: nn.Module) -> type[nn.Module]:
     return next(each for each in type(module).__mro__ if "FSDPModule" not in {base.__name__ for base in each.__mro__})
 
 
-def linear_layers(model: nn.Module, *, transposed: bool = False) -> dict[str, tuple[nn.Linear, str | None]]:
+def linear_layers(model: nn.Module) -> dict[str, tuple[nn.Linear, str | None]]:
     """Return the layers whose weight's gradient is a factor: weight name → (module, name of its bias).
 
     Excluded are frozen and tied weights, subclasses of Linear, whose forward may differ, and weights and biases with
-    hooks, which need the gradient itself.
-
-    Args:
-        model: to train.
-        transposed: whether to include layers with weight [in, out]. Their bias is not a column of the matrix.
+    hooks, which need the gradient itself. The bias of a layer with weight [in, out] is not a column of the matrix.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     holders = _holders(model)
     layers: dict[str, tuple[nn.Linear, str | None]] = {}
     for module in model.modules():
         layout = layout_of(module)
-        if layout is None or (layout == "in-out" and not transposed):
+        if layout is None:
             continue
         layer = cast(nn.Linear, module)  # or a module that declares a layout
         weight, bias = layer.weight, cast(nn.Parameter | None, getattr(layer, "bias", None))

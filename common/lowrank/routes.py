@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Route:
         residual: leading rows of the residual to keep; None for all of it, as a matrix.
         entries: entries of the matrix to send in both directions, if not all.
         linear: whether it is a linear layer's or embedding's weight: each row of its gradient belongs to one unit or
-            token.
+            token; "in-out" if each column does.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Route:
     down: int | None = None
     residual: int | None = None
     entries: Entries | None = None
-    linear: bool = False
+    linear: bool | Literal["in-out"] = False
 
     @property
     def dense(self) -> bool:
@@ -59,7 +60,7 @@ class Route:
     @property
     def units(self) -> int:
         """Number of units, or of directions, that the matrix can tell apart."""
-        return self.matrix[0] if self.linear else min(self.matrix)
+        return self.matrix[self.linear == "in-out"] if self.linear else min(self.matrix)
 
     @property
     def shorter(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from rankdad.common.errors import SpecError, one_line
 from rankdad.common.lowrank.capture import FactorCapture
-from rankdad.common.lowrank.layers import copied, has_hooks, linear_layers, uncaptured_layers
+from rankdad.common.lowrank.layers import copied, has_hooks, layout_of, linear_layers, uncaptured_layers
 from rankdad.common.lowrank.routes import Route, routed
 from rankdad.common.seeds import derive
 from rankdad.common.spec import RunSpec
@@ -37,8 +38,12 @@ def choose_routes(spec: RunSpec, model: nn.Module) -> tuple[tuple[Route, ...], t
     named = _embeddings(model) if isinstance(spec.data, TextData) else frozenset()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            bias = layers[name][1] if name in rows else None
-            route = _route(spec, name, tuple(parameter.shape), bias, rows.get(name), by_row=name in named)
+            layer, bias = layers[name] if name in rows else (None, None)
+            layout = None if layer is None else layout_of(layer)
+            dense = Route(name, tuple(parameter.shape), linear=layout is not None or name in named)
+            if layout == "in-out":
+                dense = replace(dense, linear="in-out")
+            route = _route(spec, dense, bias, rows.get(name))
             # A hook's changes to a gradient, such as a mask's zeros, would not survive a reduction.
             routes[name] = Route(name, route.shape) if has_hooks(parameter) else route
     chosen = routed(routes.values())
@@ -77,27 +82,16 @@ def _embeddings(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in weights)
 
 
-def _route(
-    spec: RunSpec,
-    name: str,
-    shape: tuple[int, ...],
-    bias: str | None,
-    rows_per_sample: int | None,
-    *,
-    by_row: bool = False,
-) -> Route:
+def _route(spec: RunSpec, dense: Route, bias: str | None, rows_per_sample: int | None) -> Route:
     """Choose the route of one parameter.
 
     Args:
         spec: of the run.
-        name: of the parameter.
-        shape: of the parameter.
+        dense: its dense route.
         bias: that may be the last column of its matrix; None without one.
         rows_per_sample: rows of its factor per sample; None if its gradient is not captured as a factor.
-        by_row: whether each row belongs to one token.
     """
-    dense = Route(name, shape, linear=rows_per_sample is not None or by_row)
-    if len(shape) < 2:
+    if len(dense.shape) < 2:
         return dense
     rows = None  # at least the probe's rows; some layers' may not grow with the batch
     if rows_per_sample is not None and spec.local is None:  # a difference of weights is a matrix

@@ -11,6 +11,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from rankdad.common.lowrank.capture import FactorCapture
+from rankdad.common.lowrank.routes import gather, scatter
 from rankdad.common.memory import check_memory
 from rankdad.common.models import build_model
 from rankdad.common.protocol.plan import make_plan
@@ -54,6 +56,26 @@ def test_padding_changes_no_output_and_layers_have_routes(architecture: str, tas
     assert {name for route in plan.routes for name in route.names} == trained
     for name, value in inner(build_model(spec)).items():
         assert torch.equal(value, inner(model)[name])
+
+
+def test_layers_of_gpt2_have_factors() -> None:
+    """Their weights are [in, out]: a run had formed their gradients."""
+    pytest.importorskip("transformers")
+    spec = spec_of("gpt2")
+    model = build_model(spec).eval()
+    routes = make_plan(spec, model).routes
+    units = {route.name: route.units for route in routes if route.linear == "in-out"}
+    layers = {"attn.c_attn": 24, "attn.c_proj": 8, "mlp.c_fc": 32, "mlp.c_proj": 8}
+    assert units == {f"model.transformer.h.0.{name}.weight": most for name, most in layers.items()}
+    with FactorCapture(model, units) as capture:
+        capture.backward(model(padded([b"a text", b"another"], 8)).square().sum())
+    assert capture.factors().keys() == units.keys()
+    payload = gather(routes, capture.factors(), capture.dense(), torch.zeros(()))
+    found = scatter(routes, payload)
+    trained = dict(model.named_parameters())
+    loss = model(padded([b"a text", b"another"], 8)).square().sum()
+    for name, expected in zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True):
+        torch.testing.assert_close(found[name], expected)
 
 
 def test_weights_are_those_of_a_local_file(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_one_graph_has_factors_of_all_layers(make: Callable[[], nn.Module], capt
     model, x = make().double(), torch.randn(4, 2, 6, dtype=torch.float64)
     expected = grads(model, x)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    layers = linear_layers(model, transposed=True)
+    layers = linear_layers(model)
     with FactorCapture(model, layers=layers, plain=listens) as capture:
         for passes in (1, 2):
             capture.begin()

@@ -29,7 +29,7 @@ def test_a_wrong_layout_is_refused(layout: str, said: str) -> None:
     model, x = nn.Sequential(Bare()), torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
 
     def gradient() -> Tensor:
-        layers = linear_layers(model, transposed=True)
+        layers = linear_layers(model)
         with FactorCapture(model, layers=layers) as capture:
             capture.backward(model(x).square().sum())
         return capture.factors()["0.weight"].gradient()
