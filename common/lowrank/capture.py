@@ -9,10 +9,11 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,22 +32,7 @@ from rankdad.common.lowrank.layers import (
     linear_layers,
 )
 from rankdad.common.lowrank.nodes import accumulate, is_compiled, is_python, is_sharding, leaf, metadata, runs_passes
-
-
-class Pair(NamedTuple):
-    """A factor of one pass of a layer.
-
-    Args:
-        factor: of its rows.
-        people: patient of each row; None if unknown.
-        task: autograd's number of the pass, which has `.grad`, too, unless it is a partial one; None if it has not.
-        made: dtype of the layer's computation.
-    """
-
-    factor: Factor
-    people: Tensor | None
-    task: int | None
-    made: torch.dtype
+from rankdad.common.lowrank.pairs import Pair, apart, each, is_all, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +147,7 @@ class FactorCapture:
             self._unchecked.remove(name)
         activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
         version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
+        is_leaf = source.is_leaf
         # An in-place activation changes the output's edge, and cuts a view (for inputs beyond two dimensions) from the
         # graph. So the edge is taken now, from the tensor behind the view.
         made = output if output._base is None else output._base
@@ -176,10 +163,11 @@ class FactorCapture:
             if _are_others(hooks) or has_hooks(weight):  # they will change Δ or the gradient
                 capture._leave(name)
             elif weight.requires_grad:
-                matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, activation.conj()))
+                held = activation.clone() if is_leaf else activation  # the caller may use its memory again
+                matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, held.conj()))
                 factor = Factor(*(reversed([*matrices]) if name in capture._transposed else matrices))
-                people_of = _each(people, factor.rows, len(delta))
-                capture._pairs[name].append(Pair(factor, people_of, torch._C._current_graph_task_id(), delta.dtype))
+                people_of, task = each(people, factor.rows, len(delta)), torch._C._current_graph_task_id()
+                capture._pairs[name].append(Pair(name, factor, people_of, task, delta.dtype))
 
         made.register_hook(keep)
         hooks: Mapping[int, object] = made._backward_hooks or {}
@@ -219,8 +207,16 @@ class FactorCapture:
         others = [one for node in nodes | compiled if (one := leaf(node)) is not None and id(one) not in ours]
         outside = [one for one in others if not is_followed(one)]  # those have a pass of their own
         self._listens, taken, alone = True, dict[str, list[Factor]](), list[int]()
+        here = list[int]()  # autograd's number of the pass, first
+
+        def note_pass(_: object) -> None:
+            here.append(torch._C._current_graph_task_id())
+
         try:
-            with listening(self._listeners(noted, taken) if compiled else {}):
+            with (
+                nullcontext() if loss.grad_fn is None else loss.grad_fn.register_prehook(note_pass),
+                listening(self._listeners(noted, taken, here) if compiled else {}),
+            ):
                 sharded_outside = any(isinstance(one, nn.Parameter) for one in outside) and any(map(is_sharding, nodes))
                 if sharded_outside or any(map(runs_passes, nodes)):
                     loss.backward(retain_graph=retain_graph)
@@ -229,14 +225,13 @@ class FactorCapture:
                     self._partial(loss, rest, outside, (), retain_graph=retain_graph)
                 else:
                     edges = [GradientEdge(node, use.output) for node, use in uses]
-                    assert loss.grad_fn is not None
-                    with loss.grad_fn.register_prehook(lambda _: alone.append(torch._C._current_graph_task_id())):
-                        self._partial(loss, rest, outside, edges, retain_graph=retain_graph)
+                    self._partial(loss, rest, outside, edges, retain_graph=retain_graph)
+                    alone = here[:1]
         finally:
             self._listens = self._plain
         self._leave_used(taken)
         for name in list(self._pairs):
-            self._settle(name, alone[:1])
+            self._settle(name, alone)
 
     def _settle(self, name: str, alone: Sequence[int]) -> None:
         """Keep a weight's factors in place of its `.grad`, or leave it dense if that has more.
@@ -251,7 +246,7 @@ class FactorCapture:
         pairs, weight = self._pairs[name], self._parameters[name]
         twice = [one for one in pairs[self._counted[name] :] if one.task is not None and one.task not in alone]
         whole = weight.grad
-        if twice and (whole is None or not _is_all(twice, whole)):
+        if twice and (whole is None or not is_all(twice, whole)):
             pairs[:] = [one for one in pairs if not any(one is other for other in twice)]
         else:
             whole = None
@@ -261,15 +256,26 @@ class FactorCapture:
         elif pairs:
             weight.grad = None
 
-    def _listeners(self, noted: Container[str], compiled: dict[str, list[Factor]]) -> dict[int, Listener]:
-        """Return the receivers of compiled layers' factors, by the addresses of their weights."""
+    def _listeners(
+        self, noted: Container[str], compiled: dict[str, list[Factor]], here: Sequence[int]
+    ) -> dict[int, Listener]:
+        """Return the receivers of compiled layers' factors in a pass, by the addresses of their weights.
 
-        def keep(name: str, *matrices: Tensor) -> None:
+        Args:
+            noted: names of layers that were not compiled.
+            compiled: receives the factors, by name.
+            here: holds autograd's number of the pass once it runs; not of passes within it.
+        """
+
+        def keep(name: str, *matrices: Tensor) -> bool:
+            if torch._C._current_graph_task_id() not in here[:1]:  # but in a pass within it
+                return False
             weight = self._parameters[name]
             delta, activation = (matrix.detach().to(weight.dtype) for matrix in matrices)
             factor = Factor(activation, delta) if name in self._transposed else Factor(delta, activation)
             compiled.setdefault(name, []).append(factor)
-            self._pairs[name].append(Pair(factor, None, None, weight.dtype))
+            self._pairs[name].append(Pair(name, factor, None, None, weight.dtype))
+            return True
 
         return {self._parameters[name].data_ptr(): partial(keep, name) for name in self._pairs if name not in noted}
 
@@ -296,8 +302,9 @@ class FactorCapture:
         """
         inputs = [*map(get_gradient_edge, (*rest, *outside)), *edges]
         gradients = torch.autograd.grad(loss, inputs, retain_graph=retain_graph, allow_unused=True)
+        held = places(pair for pairs in self._pairs.values() for pair in pairs)
         of_leaves = zip((*rest, *outside), gradients, strict=False)
-        found = [(one, gradient) for one, gradient in of_leaves if gradient is not None]
+        found = [(one, apart(gradient, held)) for one, gradient in of_leaves if gradient is not None]
         plain = {id(one) for one in outside if not one._backward_hooks}  # which have met the gradient already
         plain -= {id(one) for one, gradient in found if gradient.is_sparse}
         accumulate([pair for pair in found if id(pair[0]) in plain])
@@ -363,25 +370,9 @@ class FactorCapture:
         }
 
 
-def _each(people: Tensor | None, rows: int, entries: int) -> Tensor | None:
-    """Return the patient of each of a factor's rows, given that of each sample."""
-    if people is None or not len(people) or entries % len(people):
-        return None
-    return people.repeat_interleave(rows // len(people))
-
-
 def _are_others(hooks: Mapping[int, Any]) -> bool:
     """Return whether hooks other than the capture's may change Δ; those of sharding do not."""
     return sum(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks.values()) > 1
-
-
-def _is_all(pairs: Sequence[Pair], gradient: Tensor) -> bool:
-    """Return whether the gradient differs from the pairs' by rounding alone."""
-    product = concatenate([one.factor for one in pairs]).gradient()
-    mine, ours = (cast(Any, each).to_local() if hasattr(each, "to_local") else each for each in (gradient, product))
-    epsilon = max(torch.finfo(one.made).eps for one in pairs)
-    tolerance = (64 if epsilon < 1e-4 else 1) * epsilon * mine.norm()
-    return mine.shape == ours.shape and bool((mine - ours).norm() <= tolerance)
 
 
 def _nothing() -> None: ...

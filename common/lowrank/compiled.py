@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Listener = Callable[[Tensor, Tensor], None]
+Listener = Callable[[Tensor, Tensor], bool]  # returns whether it keeps them
 _listeners: dict[int, Listener] = {}  # during a backward pass, by the address of a weight
 
 
 @contextmanager
 def listening(listeners: Mapping[int, Listener]) -> Iterator[None]:
-    """Pass Δ [n, out] and A [n, in] of compiled layers to listeners; their weights then get a gradient of zeros.
+    """Pass Δ [n, out] and A [n, in] of compiled layers to listeners; weights of those kept get a gradient of zeros.
 
     Args:
         listeners: by the address of a weight.
@@ -63,7 +63,8 @@ class _Linear(torch.autograd.Function):
         )
         own = None
         if ctx.needs_input_grad[1]:
-            own = torch.ops.rankdad.weight_gradient(rows, activation, weight, ctx.transposed)
+            unlike = torch.empty(0)  # or the compiler would merge equal calls, of which each is to be captured
+            own = torch.ops.rankdad.weight_gradient(rows, activation, weight, ctx.transposed, unlike)
         bias = rows.sum(dim=0).to(ctx.bias) if ctx.bias is not None and ctx.needs_input_grad[2] else None
         return before, own, bias, None
 
@@ -71,17 +72,16 @@ class _Linear(torch.autograd.Function):
 @torch.library.custom_op(
     "rankdad::weight_gradient",
     mutates_args=(),
-    schema="(Tensor delta, Tensor activation, Tensor weight, bool transposed) -> Tensor",
+    schema="(Tensor delta, Tensor activation, Tensor weight, bool transposed, Tensor unlike) -> Tensor",
 )
-def _weight_gradient(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+def _weight_gradient(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool, unlike: Tensor) -> Tensor:  # noqa: ARG001
     listener = _listeners.get(weight.data_ptr())
-    if listener is not None:
-        listener(delta.clone(), activation.clone())  # compiled graphs reuse their buffers
+    if listener is not None and listener(delta.clone(), activation.clone()):  # graphs reuse their buffers
         return torch.zeros_like(weight)
     gradient = activation.T @ delta if transposed else delta.T @ activation
     return gradient.to(weight.dtype)
 
 
 @_weight_gradient.register_fake
-def _(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool) -> Tensor:  # noqa: ARG001
+def _(delta: Tensor, activation: Tensor, weight: Tensor, transposed: bool, unlike: Tensor) -> Tensor:  # noqa: ARG001
     return torch.empty_like(weight)

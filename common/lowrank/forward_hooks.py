@@ -53,6 +53,8 @@ class _ForwardHook:
         """Return whether the output is of the layer's own computation: nothing has replaced either since."""
         if type(module).forward is not self._forward or every_module._global_forward_hooks:
             return False
+        if module._is_full_backward_hook is False:  # an older hook on its node
+            return False
         return isinstance(next(iter(module._forward_hooks.values()), self), _ForwardHook)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,9 +25,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from rankdad.common.collectives import all_gather_equal
 from rankdad.common.devices import CPU
 from rankdad.common.errors import SpecError
-from rankdad.common.lowrank.capture import FactorCapture, Pair
+from rankdad.common.lowrank.capture import FactorCapture
 from rankdad.common.lowrank.factors import Factor
 from rankdad.common.lowrank.layers import linear_layers
+from rankdad.common.lowrank.pairs import Pair
 from rankdad.common.lowrank.routes import ALL, Index
 from rankdad.common.meshes import Cut, Division, cut, local, wrapped
 from rankdad.common.run.batches import batch_sizes, parts
@@ -313,7 +315,7 @@ class _WholeCapture(FactorCapture):
         whole = self._replica.whole
         for name, pairs in self._pairs.items():
             pairs[before[name] :] = [
-                one._replace(factor=Factor(whole(name, one.factor.delta, 1), whole("", one.factor.activation)))
+                replace(one, kept=Factor(whole(name, one.factor.delta, 1), whole("", one.factor.activation)))
                 for one in pairs[before[name] :]
             ]
         if self._replica.stages is not None:
@@ -335,7 +337,7 @@ class _WholeCapture(FactorCapture):
             if stages.is_elsewhere(name):
                 people = self.people
                 of_rows = None if people is None else people.repeat_interleave(count // len(people))
-                pairs.append(Pair(factor, of_rows, None, weight.dtype))
+                pairs.append(Pair(name, factor, of_rows, None, weight.dtype))
                 self._counted[name] = len(pairs)
 
     def dense(self, only: Container[str] | None = None) -> dict[str, Tensor]:

@@ -111,8 +111,13 @@ def test_what_a_graph_writes_over_after_the_operator_has_been_kept() -> None:
     torch.manual_seed(0)
     delta, activation, weight = torch.randn(4, 3), torch.randn(4, 5), torch.randn(3, 5)
     expected, kept = [delta.clone(), activation.clone()], list[Tensor]()
-    with listening({weight.data_ptr(): lambda *matrices: kept.extend(matrices)}):
-        torch.ops.rankdad.weight_gradient(delta, activation, weight, False)
+
+    def keep(*matrices: Tensor) -> bool:
+        kept.extend(matrices)
+        return True
+
+    with listening({weight.data_ptr(): keep}):
+        torch.ops.rankdad.weight_gradient(delta, activation, weight, False, torch.empty(0))
     delta.zero_()  # as inductor does, which plans the memory of a whole graph
     activation.zero_()
     assert all(map(torch.equal, kept, expected))
