@@ -176,6 +176,38 @@ def test_all_that_is_damaged_or_missing_is_listed(tmp_path: Path) -> None:
     assert any("the update of round 4 is missing" in fault for fault in faults)
 
 
+@pytest.mark.parametrize(("where", "missing"), [("round < 5", 2), ("round >= 0", 0), ("round > 7", 8)])
+def test_deleted_updates_are_named_whether_they_were_first_or_last(tmp_path: Path, where: str, missing: int) -> None:
+    write(tmp_path)
+    with closing(opened(tmp_path)) as file:
+        for before in (2, 4):  # those before 2 are gone by right
+            file.retire(before, updates=True)
+        file.set("rounds", "10")
+        assert [*file.faults()] == []
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
+        other.execute(f"DELETE FROM updates WHERE {where}")
+        other.execute("DELETE FROM contributions")
+        other.execute("DELETE FROM cells WHERE ?", (missing == 8,))
+    with closing(RunReader(tmp_path / FILE, PLAN)) as file:
+        assert f"the update of round {missing} is missing" in " ".join(file.faults())
+
+
+def test_rows_of_another_run_are_damage(tmp_path: Path) -> None:
+    """Their digests were right: they did not include the run."""
+    write(tmp_path / "one")
+    with closing(RunFile(tmp_path / "other" / FILE, PLAN, "f" * 16)) as file:
+        for number in range(10):
+            add(file, number)
+    with closing(sqlite3.connect(tmp_path / "one" / FILE)) as one, one:
+        one.execute("ATTACH ? AS other", (str(tmp_path / "other" / FILE),))
+        for table, where in (("contributions", "place >> 20 = 3"), ("updates", "round = 4"), ("cells", "round = 5")):
+            one.execute(f"REPLACE INTO {table} SELECT * FROM other.{table} WHERE {where}")
+    with closing(RunReader(tmp_path / "one" / FILE, PLAN)) as file:
+        found = " ".join(file.faults())
+    for what in ("contribution 1 of round 3", "update of round 4", "row 5 of steps of round 5"):
+        assert f"{what} is damaged" in found
+
+
 def test_a_damaged_page_is_named_by_its_round_or_written_anew(tmp_path: Path) -> None:
     write(tmp_path)
     whole, known, found = (tmp_path / FILE).read_bytes(), contents(tmp_path), set[object]()
@@ -344,7 +376,7 @@ def test_rounds_far_apart_are_not_gone_through_one_by_one(tmp_path: Path) -> Non
     write(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
         values = (1 << 62, 0, "{}")
-        database.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, b""), b""))
+        database.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", (*values, digest_of(RUN, *values, b""), b""))
         with closing(RunReader(tmp_path / FILE)) as file:
             assert sum("the update of round 10 is missing" in fault for fault in file.faults()) >= 1
         database.execute("UPDATE updates SET round = round + (1 << 40) WHERE round < 10")
@@ -395,6 +427,6 @@ def test_rows_that_are_anybodys_are_damage(tmp_path: Path, row: str) -> None:
     write(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
         values = ("steps", 10, 9)
-        database.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, row), row))
+        database.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*values, digest_of(RUN, *values, row), row))
     with closing(RunReader(tmp_path / FILE)) as file, pytest.raises(DamageError):
         [*file.table("steps")]
