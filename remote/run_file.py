@@ -15,12 +15,12 @@ from pathlib import Path
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import AGAIN, make_folder, sync_path
 from rankdad.common.protocol.versions import WIRE
-from rankdad.remote.records import OLDEST, OLDEST_SENT, DamageError, Entry, Record
-from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
+from rankdad.remote.journal import PAGE, check_log
+from rankdad.remote.records import LEFT, OLDEST, OLDEST_SENT, DamageError, Entry, Record
+from rankdad.remote.run_reader import BROKEN, FORMAT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
 COPY = ".copy"  # of a file with damage outside of its rows
 BESIDE = ("", "-wal", "-shm", ".lock", COPY)  # suffixes of the files of a database
-PAGE = 16384  # bytes; bodies are large: half as many writes take two thirds of the time
 CACHE = 256  # KiB of pages in memory: SQLite's default scattered them and cost 1 KB more a step
 JOURNAL_PAGES = 500  # pages in the write-ahead log before SQLite moves them into the file
 WITHOUT_ROWS = re.compile(r"in database main|free space corruption|ptr ?map|[Ff]reelist|never used")  # of quick_check
@@ -64,6 +64,7 @@ class RunFile(RunReader):
             path.with_name(f"{path.name}{COPY}").unlink(missing_ok=True)  # cut short, and it may contain gradients
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # it may contain gradients, or data
+            check_log(path)
             self._connect()
             is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or without tables after a crash
             if not is_new:
@@ -92,6 +93,7 @@ class RunFile(RunReader):
                 self._db.executescript(f"PRAGMA page_size = {PAGE}; PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
             mode = "FULL" if sync else "OFF"
             self._db.executescript(
+                "PRAGMA wal_checkpoint; "  # what a crash has cut short must not stand behind the next rounds
                 f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {mode}; PRAGMA secure_delete = FAST; "
                 f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; PRAGMA cache_size = -{CACHE}"
             )

@@ -20,7 +20,8 @@ from typing import Any
 from rankdad.common.documents import parse_json
 from rankdad.common.errors import UserError
 from rankdad.common.protocol.versions import WIRE
-from rankdad.remote.records import OLDEST, OLDEST_SENT, DamageError, Entry, Record, digest_of
+from rankdad.remote.journal import check_log
+from rankdad.remote.records import LEFT, OLDEST, OLDEST_SENT, DamageError, Entry, Record, digest_of
 
 FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory; the latter has only rows
 SPEC = "run.json"  # exists once the file has its tables
@@ -42,7 +43,6 @@ DISK_ERRORS = {  # and those of other processes; all others mean damage
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM),
 }
 BROKEN = (sqlite3.Error, OverflowError, UnicodeDecodeError)  # the last from messages about damaged text
-LEFT = "it was not changed: restore an undamaged copy"
 ENDED, RETENTION, ROUNDS = "end", "retention", "rounds"  # facts of an ended run
 
 
@@ -316,6 +316,7 @@ class RunReader:
     def faults(self) -> Iterator[str]:
         """Yield a sentence for everything damaged or missing."""
         try:
+            check_log(self.path)
             for (text,) in self._rows("PRAGMA integrity_check(20)"):
                 if text != "ok":
                     yield f"{self.path}: {text}"

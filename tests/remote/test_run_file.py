@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.remote import run_file
+from rankdad.remote.journal import HEAD, PAGE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.retention import ending, is_whole
-from rankdad.remote.run_file import PAGE, RunFile
+from rankdad.remote.run_file import RunFile
 from rankdad.remote.run_reader import FILE, RunReader
 from rankdad.remote.tables import rows_of, write_tables
 
@@ -118,6 +119,33 @@ def test_a_round_is_there_with_all_that_it_was_made_of_or_not_at_all(tmp_path: P
         shutil.rmtree(tmp_path / "cut")
         (tmp_path / "cut").mkdir()
     assert ends >= {3, 4, 5}
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_the_log_of_a_killed_run_loses_no_round_without_a_word(tmp_path: Path) -> None:
+    """SQLite drops the round with it and all later ones; only the very last may be one that nobody was told of."""
+    with closing(opened(tmp_path)) as file:
+        for number in range(6):
+            add(file, number)
+        kept = {name: (tmp_path / f"{FILE}{name}").read_bytes() for name in ("", "-wal")}
+    ends, size = set[int](), len(kept["-wal"])
+    for at in (*range(0, HEAD, 5), *range(HEAD, size, 9973)):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        log = bytearray(kept["-wal"])
+        log[at] ^= 1 << at % 8
+        (folder / FILE).write_bytes(kept[""])
+        (folder / f"{FILE}-wal").write_bytes(log)
+        try:
+            opened(folder).close()
+        except DamageError:
+            assert (folder / f"{FILE}-wal").read_bytes() == log
+            with suppress(UserError), closing(RunReader(folder / FILE)) as read:  # without tables, if its first is hit
+                assert f"{FILE}-wal is damaged" in " ".join(read.faults())
+            continue
+        with closing(RunReader(folder / FILE)) as read:
+            ends.add(read.end)
+    assert ends <= {5, 6}
 
 
 @pytest.mark.slow
