@@ -234,6 +234,7 @@ class RunReader:
             if record.damage is not None:
                 raise record.damage
             yield record
+        check_log(self.path)
 
     def check_end(self, round_: int) -> None:
         """Check that the updates of all rounds before this one exist, and of all rounds of an ended run.

@@ -142,6 +142,8 @@ def test_a_flipped_bit_in_the_log_of_a_killed_run_loses_no_round_without_a_word(
             assert (folder / f"{FILE}-wal").read_bytes() == log
             with suppress(UserError), closing(RunReader(folder / FILE)) as read:  # without tables, if its first is hit
                 assert f"{FILE}-wal is damaged" in " ".join(read.faults())
+                with pytest.raises(DamageError):
+                    [*read.updates()]
             continue
         with closing(RunReader(folder / FILE)) as read:
             ends.add(read.end)
