@@ -31,7 +31,7 @@ from rankdad.common.run.state import RunState
 from rankdad.common.spec import Federation
 from rankdad.common.staleness import Latecomers, LateContribution
 
-OLDER_COPY = "an aggregator cannot resume from an older copy of its directory: use the newest"
+OLDER_COPY = "an aggregator cannot resume from an older or damaged copy of its directory: use the newest"
 
 
 class BarrierState(Enum):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rankdad.common.errors import UserError, counted
 from rankdad.common.run.checkpoints import is_checkpoint, is_whole, round_of
+from rankdad.remote.journal import dropped
 from rankdad.remote.persistence import CHECKPOINTS
 from rankdad.remote.retention import retained, retention
 from rankdad.remote.run_reader import FILE, TABLE_NAMES, reading
@@ -36,6 +37,8 @@ def faults_of(directory: Path) -> tuple[list[str], str]:
             ]
         except UserError as error:
             counts, faults = [], faults or [str(error)]
+    if dropped(directory / FILE) == 1:
+        counts.append("a last round that was cut short by a power failure, or else by the disk")
     checkpoints = [path for path in sorted((directory / CHECKPOINTS).glob("*")) if is_checkpoint(path)]
     faults += [f"{path}: the checkpoint is damaged" for path in checkpoints if not is_whole(path)]
     faults += [

@@ -10,6 +10,8 @@ from pathlib import Path
 from rankdad.common.errors import UserError
 
 NOBODY = 0xFFFF  # place of the aggregator
+LEFT = "it was not changed: restore an undamaged copy"
+OLDEST, OLDEST_SENT = "updates from", "contributions from"  # facts: the first rounds whose rows are not deleted
 
 
 class Entry(IntEnum):

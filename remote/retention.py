@@ -18,10 +18,10 @@ from rankdad.common.files import write_json
 from rankdad.common.protocol.retention import Amount, Ended, Kept, Receipt
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.tree import TOP
-from rankdad.remote.records import DamageError
+from rankdad.remote.records import LEFT, DamageError
 from rankdad.remote.run_directory import owner_of
 from rankdad.remote.run_file import RunFile
-from rankdad.remote.run_reader import ENDED, FILE, LEFT, RETENTION, RunReader
+from rankdad.remote.run_reader import ENDED, FILE, RETENTION, RunReader
 
 COPY = "retention.json"
 P = TypeVar("P", bound=Part)

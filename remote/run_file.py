@@ -15,12 +15,12 @@ from pathlib import Path
 from rankdad.common.errors import UserError, visible
 from rankdad.common.files import AGAIN, make_folder, sync_path
 from rankdad.common.protocol.versions import WIRE
-from rankdad.remote.records import DamageError, Entry, Record, digest_of
-from rankdad.remote.run_reader import BROKEN, FORMAT, LEFT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
+from rankdad.remote.journal import PAGE, check_log
+from rankdad.remote.records import LEFT, OLDEST, OLDEST_SENT, DamageError, Entry, Record
+from rankdad.remote.run_reader import BROKEN, FORMAT, ROUNDS, SPEC, TABLE_NAMES, TABLES, RunReader, places_of
 
 COPY = ".copy"  # of a file with damage outside of its rows
 BESIDE = ("", "-wal", "-shm", ".lock", COPY)  # suffixes of the files of a database
-PAGE = 16384  # bytes; bodies are large: half as many writes take two thirds of the time
 CACHE = 256  # KiB of pages in memory: SQLite's default scattered them and cost 1 KB more a step
 JOURNAL_PAGES = 500  # pages in the write-ahead log before SQLite moves them into the file
 WITHOUT_ROWS = re.compile(r"in database main|free space corruption|ptr ?map|[Ff]reelist|never used")  # of quick_check
@@ -64,6 +64,7 @@ class RunFile(RunReader):
             path.with_name(f"{path.name}{COPY}").unlink(missing_ok=True)  # cut short, and it may contain gradients
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # it may contain gradients, or data
+            check_log(path)
             self._connect()
             is_new = not self._number("SELECT count(*) FROM sqlite_master", 0)  # or without tables after a crash
             if not is_new:
@@ -92,6 +93,7 @@ class RunFile(RunReader):
                 self._db.executescript(f"PRAGMA page_size = {PAGE}; PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
             mode = "FULL" if sync else "OFF"
             self._db.executescript(
+                "PRAGMA wal_checkpoint; "  # what a crash has cut short must not stand behind the next rounds
                 f"PRAGMA journal_mode = WAL; PRAGMA synchronous = {mode}; PRAGMA secure_delete = FAST; "
                 f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}; PRAGMA cache_size = -{CACHE}"
             )
@@ -99,6 +101,7 @@ class RunFile(RunReader):
                 with self._writing():
                     for statement in TABLES:
                         self._db.execute(statement)
+                    self._own = (run_id,)
                     facts = {"format": FORMAT, "wire": str(WIRE), "plan": plan_sha256, "run": run_id}
                     for name, value in facts.items():
                         self._set(name, value)
@@ -223,7 +226,7 @@ class RunFile(RunReader):
             counts = {name: self.count(name) for name in TABLE_NAMES}
             for name, round_, row in self._cells:
                 own = (name, counts[name], round_)
-                self._db.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*own, digest_of(*own, row), row))
+                self._db.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*own, self._digest_of(*own, row), row))
                 counts[name] += 1
             for record in self._waiting:
                 begin, end = places_of(record.round)
@@ -233,7 +236,7 @@ class RunFile(RunReader):
                     self._put_update(record.round, place - begin, json.dumps(counts), record.body)
                     continue
                 sent = (place, int(record.entry), record.site)
-                values = (*sent, digest_of(*sent, record.body), record.body)
+                values = (*sent, self._digest_of(*sent, record.body), record.body)
                 self._db.execute("INSERT INTO contributions VALUES (?, ?, ?, ?, ?)", values)
         self._waiting, self._cells, self._round = [], [], None
 
@@ -250,7 +253,7 @@ class RunFile(RunReader):
             self.commit()
 
     def _put_update(self, round_: int, sent: int, rows: str, body: bytes) -> None:
-        values = (round_, sent, rows, digest_of(round_, sent, rows, body), body)
+        values = (round_, sent, rows, self._digest_of(round_, sent, rows, body), body)
         self._db.execute("REPLACE INTO updates VALUES (?, ?, ?, ?, ?)", values)
 
     def set(self, name: str, value: str) -> None:
@@ -259,7 +262,7 @@ class RunFile(RunReader):
             self._set(name, value)
 
     def _set(self, name: str, value: str) -> None:
-        self._db.execute("REPLACE INTO facts VALUES (?, ?, ?)", (name, value, digest_of(name, value)))
+        self._db.execute("REPLACE INTO facts VALUES (?, ?, ?)", (name, value, self._digest_of_fact(name, value)))
 
     def mend(self, round_: int, body: bytes) -> None:
         """Repair a damaged update.
@@ -268,7 +271,7 @@ class RunFile(RunReader):
             DamageError: the digest does not match.
         """
         for sent, rows, digest in self._rows("SELECT sent, rows, digest FROM updates WHERE round = ?", round_):
-            if digest == digest_of(round_, sent, rows, body):
+            if digest == self._digest_of(round_, sent, rows, body):
                 with self._writing():
                     self._put_update(round_, sent, rows, body)
                 return
@@ -284,8 +287,9 @@ class RunFile(RunReader):
         last = self.oldest_contribution
         with self._writing():
             self._db.execute("DELETE FROM contributions WHERE place < ?", places_of(before)[:1])
-            self._set("contributions from", str(before))
+            self._set(OLDEST_SENT, str(before))
             if updates:  # a site's checkpoint may be older than the aggregator's
+                self._set(OLDEST, str(last))
                 self._db.execute("DELETE FROM updates WHERE round < ?", (last,))
 
     def delete(self, facts: dict[str, str], site: int | None = None, *, all_sites: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Reading a run's file, `run.sqlite`: contributions, updates, and rows of tables.
 
-A round is one transaction, complete or absent after a crash or power failure. Every row has a digest, and an update
-counts the rows of the other tables, so that a missing row is noticed.
+A round is one transaction, complete or absent after a crash or power failure. Every row has a digest that includes
+the run's identity, and an update counts the rows of the other tables, so that a missing or foreign row is noticed.
 
     facts          format, wire, digest of the plan, identity, columns of tables, record of the end
     contributions  contributions and resets in order of arrival, until a later checkpoint
@@ -20,12 +20,13 @@ from typing import Any
 from rankdad.common.documents import parse_json
 from rankdad.common.errors import UserError
 from rankdad.common.protocol.versions import WIRE
-from rankdad.remote.records import DamageError, Entry, Record, digest_of
+from rankdad.remote.journal import check_log
+from rankdad.remote.records import LEFT, OLDEST, OLDEST_SENT, DamageError, Entry, Record, digest_of
 
 FILE, ROWS = "run.sqlite", "rows.sqlite"  # in a run's directory; the latter has only rows
 SPEC = "run.json"  # exists once the file has its tables
 TABLE_NAMES = ("steps", "metrics", "spectra")
-FORMAT = "1"
+FORMAT, EARLIER = "2", "1"  # digests of the earlier one do not include the run's identity
 TABLES = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE contributions (place INTEGER PRIMARY KEY, entry INTEGER NOT NULL, site INTEGER NOT NULL, "
@@ -42,7 +43,6 @@ DISK_ERRORS = {  # and those of other processes; all others mean damage
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM),
 }
 BROKEN = (sqlite3.Error, OverflowError, UnicodeDecodeError)  # the last from messages about damaged text
-LEFT = "it was not changed: restore an undamaged copy"
 ENDED, RETENTION, ROUNDS = "end", "retention", "rounds"  # facts of an ended run
 
 
@@ -66,6 +66,8 @@ class RunReader:
         DamageError: it cannot be read.
     """
 
+    _own: tuple[str, ...] = ()  # in all digests but those of the facts that are read first
+
     def __init__(self, path: Path, plan_sha256: str | None = None) -> None:
         self.path = path
         try:
@@ -84,15 +86,16 @@ class RunReader:
             made = {sql for (sql,) in self._rows("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
             if made and made != {*TABLES}:  # views and triggers would run foreign code
                 raise DamageError(self.path, f"is damaged (it has other tables than a run's file); {LEFT}")
-            format_, plan = self.fact("format"), self.fact("plan")
-            self.run_id = self.fact("run") or ""
+            format_, self.run_id = self.fact("format"), self.fact("run") or ""
+            self._own = () if format_ == EARLIER else (self.run_id,)
+            plan = self.fact("plan") if format_ in (FORMAT, EARLIER) else "?"  # others may have other digests
             if not (format_ and plan and self.run_id):
                 raise DamageError(self.path, f"is not a run's file, or damaged; {LEFT}")
         except BaseException:
             self.close()
             raise
         problem = ""
-        if format_ != FORMAT:
+        if format_ not in (FORMAT, EARLIER):
             code = "ledger-of-earlier-version"
             problem = f"has format {format_}, this rankdad writes {FORMAT}: finish the run with its own version"
         elif plan_sha256 and (wire := self._whole_number("wire")) != WIRE:
@@ -112,10 +115,16 @@ class RunReader:
             DamageError: it is damaged.
         """
         for value, digest in self._rows("SELECT value, digest FROM facts WHERE name = ?", name):
-            if digest != digest_of(name, value):
+            if digest != self._digest_of_fact(name, value):
                 raise DamageError(self.path, f"{name} is damaged; {LEFT}")
             return str(value)
         return None
+
+    def _digest_of(self, *parts: str | int | bytes) -> bytes:
+        return digest_of(*self._own, *parts)
+
+    def _digest_of_fact(self, name: str, value: str) -> bytes:
+        return digest_of(name, value) if name in ("format", "run") else self._digest_of(name, value)
 
     @property
     def oldest(self) -> int:
@@ -125,7 +134,7 @@ class RunReader:
     @property
     def oldest_contribution(self) -> int:
         """The first round with stored contributions."""
-        return self._whole_number("contributions from")
+        return self._whole_number(OLDEST_SENT)
 
     def _whole_number(self, fact: str) -> int:
         found = self._parsed(self.fact(fact) or "0", fact)
@@ -170,7 +179,7 @@ class RunReader:
         if not found:
             return None, None
         ((sent, rows, digest, body),) = found
-        if digest != digest_of(round_, sent, rows, body):
+        if digest != self._digest_of(round_, sent, rows, body):
             return Record(Entry.UPDATE, round_, body=body, damage=damage), None
         return Record(Entry.UPDATE, round_, body=body), sent
 
@@ -204,7 +213,7 @@ class RunReader:
         for place, entry, site, digest, body in self._rows(ask, *places_of(round_), damage=lambda: unreadable):
             damage = self._damaged(f"contribution {place % PLACES}", round_)
             try:
-                whole = digest == digest_of(place, entry, site, body)
+                whole = digest == self._digest_of(place, entry, site, body)
                 yield Record(Entry(entry), round_, site, body, None if whole else damage)
             except ValueError:
                 raise damage from None
@@ -225,6 +234,7 @@ class RunReader:
             if record.damage is not None:
                 raise record.damage
             yield record
+        check_log(self.path)
 
     def check_end(self, round_: int) -> None:
         """Check that the updates of all rounds before this one exist, and of all rounds of an ended run.
@@ -270,7 +280,7 @@ class RunReader:
             return DamageError(self.path, f"row {count} of {name} is damaged; {LEFT}")
 
         for number, round_, digest, row in self._rows(ask, name, damage=unreadable):
-            if digest != digest_of(name, number, round_, row) or number != count:
+            if digest != self._digest_of(name, number, round_, row) or number != count:
                 raise self._damaged(f"row {count} of {name}", round_)
             if before is not None and round_ >= before:
                 return
@@ -282,7 +292,8 @@ class RunReader:
         known = self._rows_of_all()
         if before is None and count < known.get(name, 0):
             raise DamageError(self.path, f"row {count} of {name} is missing: restore an undamaged copy")
-        if before is None and known and count > known.get(name, 0):  # written together
+        is_known = bool(known) or (self.path.name == FILE and not self.end)
+        if before is None and is_known and count > known.get(name, 0):  # written together
             raise self.lacks(Entry.UPDATE, self.end)
 
     def _rows_of_all(self) -> dict[str, int]:
@@ -306,6 +317,7 @@ class RunReader:
     def faults(self) -> Iterator[str]:
         """Yield a sentence for everything damaged or missing."""
         try:
+            check_log(self.path)
             for (text,) in self._rows("PRAGMA integrity_check(20)"):
                 if text != "ok":
                     yield f"{self.path}: {text}"
@@ -329,7 +341,7 @@ class RunReader:
 
     def _all_updates(self) -> Iterator[Record]:
         """Yield all updates, and a damaged one in place of each that is missing."""
-        number = self.oldest
+        number = self._whole_number(OLDEST) if self._own else self.oldest
         for there in self._rounds("SELECT round FROM updates ORDER BY round"):
             if there != number:
                 yield Record(Entry.UPDATE, number, damage=self.lacks(Entry.UPDATE, number))
@@ -337,6 +349,7 @@ class RunReader:
             if record is not None:
                 yield record
             number = there + 1
+        self.check_end(number)
 
     def _rounds(self, ask: str, *values: object) -> Sequence[int]:
         """Return the rounds of a query; all that there may be if a page of it cannot be read."""

@@ -243,7 +243,7 @@ def test_an_older_copy_of_the_services_directory_cannot_go_on_and_the_newest_can
         all_.directory.rename(newest)
         older.rename(all_.directory)
         all_.start("service")
-        said = "an aggregator cannot resume from an older copy of its directory: use the newest"
+        said = "an aggregator cannot resume from an older or damaged copy of its directory: use the newest"
         assert said in all_.until_over(run)[run].reason
         assert all_.submit(run_document(name="later")) == later
         assert "offered another run by this name before: submit it again" in all_.until_over(later)[later].reason

@@ -91,7 +91,8 @@ def test_a_directory_of_another_wire_or_format_is_refused_and_stays_as_it_is(
         monkeypatch.setattr(plans, "WIRE", WIRE + 1)
         monkeypatch.setattr(run_reader, "WIRE", WIRE + 1)
     else:
-        monkeypatch.setattr(run_reader, "FORMAT", "2")
+        monkeypatch.setattr(run_reader, "FORMAT", "3")
+        monkeypatch.setattr(run_reader, "EARLIER", "2")
     folder, data = left / "unfinished", written_data(tmp_path / "data", SPEC)
     held = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(UserError) as refused:

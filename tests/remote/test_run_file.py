@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import pytest
 
 from rankdad.common.errors import UserError
 from rankdad.remote import run_file
+from rankdad.remote.check_run import faults_of
+from rankdad.remote.journal import HEAD, PAGE
 from rankdad.remote.records import DamageError, Entry, Record, digest_of
 from rankdad.remote.retention import ending, is_whole
-from rankdad.remote.run_file import PAGE, RunFile
+from rankdad.remote.run_file import RunFile
 from rankdad.remote.run_reader import FILE, RunReader
 from rankdad.remote.tables import rows_of, write_tables
 
@@ -121,6 +123,38 @@ def test_a_round_is_there_with_all_that_it_was_made_of_or_not_at_all(tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_flipped_bit_in_the_log_of_a_killed_run_loses_no_round_without_a_word(tmp_path: Path) -> None:
+    """SQLite drops the round with it and all later ones; only the very last may be one that nobody was told of."""
+    with closing(opened(tmp_path)) as file:
+        for number in range(6):
+            add(file, number)
+        kept = {name: (tmp_path / f"{FILE}{name}").read_bytes() for name in ("", "-wal")}
+    ends, size = set[tuple[int, bool]](), len(kept["-wal"])
+    for at in (*range(0, HEAD, 5), *range(HEAD, size, 9973)):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        log = bytearray(kept["-wal"])
+        log[at] ^= 1 << at % 8
+        (folder / FILE).write_bytes(kept[""])
+        (folder / f"{FILE}-wal").write_bytes(log)
+        is_told = False
+        try:
+            with suppress(UserError):
+                is_told = "a last round that was cut short" in faults_of(folder)[1]
+            opened(folder).close()
+        except DamageError:
+            assert (folder / f"{FILE}-wal").read_bytes() == log
+            with suppress(UserError), closing(RunReader(folder / FILE)) as read:  # without tables, if its first is hit
+                assert f"{FILE}-wal is damaged" in " ".join(read.faults())
+                with pytest.raises(DamageError):
+                    [*read.updates()]
+            continue
+        with closing(RunReader(folder / FILE)) as read:
+            ends.add((read.end, is_told))
+    assert ends == {(5, True)}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [331, pytest.param(7, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_a_flipped_bit_is_said_or_changes_nothing(tmp_path: Path, stride: int) -> None:
     used = sum(len(record.body) for record in write(tmp_path))
@@ -174,6 +208,38 @@ def test_all_that_is_damaged_or_missing_is_listed(tmp_path: Path) -> None:
     ] * 2
     assert any("row 2 of steps of round 2 is damaged" in fault for fault in faults)
     assert any("the update of round 4 is missing" in fault for fault in faults)
+
+
+@pytest.mark.parametrize(("where", "missing"), [("round < 5", 2), ("round >= 0", 0), ("round > 7", 8)])
+def test_deleted_updates_are_named_whether_they_were_first_or_last(tmp_path: Path, where: str, missing: int) -> None:
+    write(tmp_path)
+    with closing(opened(tmp_path)) as file:
+        for before in (2, 4):  # those before 2 are gone by right
+            file.retire(before, updates=True)
+        file.set("rounds", "10")
+        assert [*file.faults()] == []
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
+        other.execute(f"DELETE FROM updates WHERE {where}")
+        other.execute("DELETE FROM contributions")
+        other.execute("DELETE FROM cells WHERE ?", (missing == 8,))
+    with closing(RunReader(tmp_path / FILE, PLAN)) as file:
+        assert f"the update of round {missing} is missing" in " ".join(file.faults())
+
+
+def test_rows_of_another_run_are_damage(tmp_path: Path) -> None:
+    """Their digests were right: they did not include the run."""
+    write(tmp_path / "one")
+    with closing(RunFile(tmp_path / "other" / FILE, PLAN, "f" * 16)) as file:
+        for number in range(10):
+            add(file, number)
+    with closing(sqlite3.connect(tmp_path / "one" / FILE)) as one, one:
+        one.execute("ATTACH ? AS other", (str(tmp_path / "other" / FILE),))
+        for table, where in (("contributions", "place >> 20 = 3"), ("updates", "round = 4"), ("cells", "round = 5")):
+            one.execute(f"REPLACE INTO {table} SELECT * FROM other.{table} WHERE {where}")
+    with closing(RunReader(tmp_path / "one" / FILE, PLAN)) as file:
+        found = " ".join(file.faults())
+    for what in ("contribution 1 of round 3", "update of round 4", "row 5 of steps of round 5"):
+        assert f"{what} is damaged" in found
 
 
 def test_a_damaged_page_is_named_by_its_round_or_written_anew(tmp_path: Path) -> None:
@@ -344,7 +410,7 @@ def test_rounds_far_apart_are_not_gone_through_one_by_one(tmp_path: Path) -> Non
     write(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
         values = (1 << 62, 0, "{}")
-        database.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, b""), b""))
+        database.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", (*values, digest_of(RUN, *values, b""), b""))
         with closing(RunReader(tmp_path / FILE)) as file:
             assert sum("the update of round 10 is missing" in fault for fault in file.faults()) >= 1
         database.execute("UPDATE updates SET round = round + (1 << 40) WHERE round < 10")
@@ -395,6 +461,6 @@ def test_rows_that_are_anybodys_are_damage(tmp_path: Path, row: str) -> None:
     write(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
         values = ("steps", 10, 9)
-        database.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*values, digest_of(*values, row), row))
+        database.execute("INSERT INTO cells VALUES (?, ?, ?, ?, ?)", (*values, digest_of(RUN, *values, row), row))
     with closing(RunReader(tmp_path / FILE)) as file, pytest.raises(DamageError):
         [*file.table("steps")]

@@ -1,7 +1,8 @@
 /* A shim for LD_PRELOAD: it writes down, in order, what a process does to the files below POWER_CUT_FOLDER.
 
    A record in POWER_CUT_LOG is a line, then its data: kind, inode, offset, length and path of
-   W a write, T a file's new length, S a sync of a file or a folder, R a rename (the new path is the data), U a removal. */
+   W a write, T a file's new length, S a sync of a file or a folder, R a rename (the old path is the data), U a removal.
+   All inodes that it names stay open: or a removed file's number would be given to another, with what the first held. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -14,6 +15,8 @@
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int out = -1;
+static ino_t kept[1 << 16];
+static size_t count;
 static const char *folder;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -33,6 +36,13 @@ static int concerns(const char *path) {
     return folder != NULL && strncmp(path, folder, strlen(folder)) == 0;
 }
 
+static void keep(const char *path, ino_t inode) {
+    for (size_t number = 0; number < count; number++)
+        if (kept[number] == inode) return;
+    if (count == sizeof kept / sizeof *kept || REAL(open)(path, O_RDONLY | O_CLOEXEC) < 0) abort();
+    kept[count++] = inode;
+}
+
 static void note(char kind, const char *path, long long offset, const void *data, size_t size) {
     struct stat found;
     char line[4200];
@@ -40,6 +50,7 @@ static void note(char kind, const char *path, long long offset, const void *data
     memset(&found, 0, sizeof found);
     stat(path, &found);
     pthread_mutex_lock(&mutex);
+    if (found.st_ino != 0) keep(path, found.st_ino);
     if (out < 0) out = REAL(open)(getenv("POWER_CUT_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     length = snprintf(line, sizeof line, "%c %llu %lld %zu %s\n", kind, (unsigned long long)found.st_ino, offset, size, path);
     put(line, (size_t)length);
