@@ -14,7 +14,7 @@ from rankdad.common.data.npz import NAMES, read_arrays
 from rankdad.common.data.reading import Array
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError, UserError
-from rankdad.common.spec import SiteName
+from rankdad.common.sites import SiteName
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
 from rankdad.simulations.datasets import ArrayDataset
