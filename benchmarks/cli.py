@@ -54,6 +54,20 @@ def ts(
     print(f"{output}: {', '.join(f'{name} {list(own.shape)}' for name, own in arrays.items())}")
 
 
+def archives(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of published files.")] = Path("../shared/data"),
+    output: Annotated[Path, typer.Option(help="Folder of the npz files.")] = Path("runs/data"),
+) -> None:
+    """Convert the published data sets of `benchmarks/specs` to npz files, which runs and the simulator read."""
+    from benchmarks.archives import ARCHIVES, convert
+
+    files = list(convert(folder, output))
+    if not files:
+        names = ", ".join(one.file for one in ARCHIVES.values())
+        raise UserError(f"{folder}: has none of {names}", code="file-missing")
+    print("\n".join(map(str, files)))
+
+
 def house(
     root: Annotated[Path, typer.Argument(metavar="FOLDER", help="A checkout; this one without it.")] = Path(),
 ) -> None:
@@ -73,6 +87,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *relay.COMMANDS,
     faults,
     ts,
+    archives,
     house,
 )
 for command in COMMANDS:

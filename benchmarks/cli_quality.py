@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.options import (
+    ARCHIVE_SPECS,
     SPECS,
     DataOption,
     FileArgument,
@@ -70,7 +71,7 @@ def staleness(
 
 
 def target(
-    file: FileArgument = SPECS / "mnist-local.json",
+    file: FileArgument = ARCHIVE_SPECS / "mnist-local.json",
     sites: Annotated[str, typer.Option(help="How samples are dealt out: even, unequal, dirichlet, own.")] = "even",
     seeds: SeedsOption = "0",
     compare: Annotated[

@@ -155,7 +155,7 @@ def volumes(
     from rich.console import Console
 
     from benchmarks.volumes import bench_volumes
-    from rankdad.common.data.loading import Loading
+    from rankdad.common.loading import Loading
 
     loading = Loading(cache_mib=cache_mib, workers=workers)
     widths = whole_numbers("--filters", filters) if filters else []

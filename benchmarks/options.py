@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 SPECS = Path(__file__).parent.parent / "simulations" / "specs"
+ARCHIVE_SPECS = Path(__file__).parent / "specs"  # of published data sets
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="A run and its simulation.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=JSON", help="Replace a value of the file.")]
 DataOption = Annotated[Path | None, typer.Option(help="The source's data file, in place of the file's own path.")]

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from benchmarks.limited import run_limited
 from rankdad.common.data import Samples, read_site
-from rankdad.common.data.loading import Loading
 from rankdad.common.documents import validate
+from rankdad.common.loading import Loading
 from rankdad.common.models import build_model
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec import RunSpec

@@ -7,7 +7,6 @@ import os
 import re
 from typing import Annotated
 
-import torch
 from pydantic import Field
 
 from rankdad.common.errors import UserError, counted
@@ -37,6 +36,8 @@ def device_here(name: str, field: str = "device", *, shared: bool = True) -> str
         )
     if name == CPU:
         return CPU
+    import torch  # not above: an agent and commands read configurations without it
+
     count = torch.cuda.device_count()
     if name == "auto":
         chosen = device_here("cuda") if count else CPU
@@ -64,4 +65,6 @@ def device_here(name: str, field: str = "device", *, shared: bool = True) -> str
 
 def limit_threads(count: int) -> None:
     """Set the number of threads of tensor operations, at most the number of processors."""
+    import torch
+
     torch.set_num_threads(min(count, os.cpu_count() or 1))

@@ -14,7 +14,11 @@ TRANSFORMS = (  # of MONAI
 # By the last two names of a field, and by its value if other values are still valid.
 GONE: dict[tuple[str, str | None], str] = {
     ("data.reader", "ts"): f"ts {CONVERT}, and read it as npz; for tables use series",
-    ("simulation.source", "uea"): f"uea {CONVERT}, and use the source npz",
+    ("source.name", "uea"): f"uea {CONVERT}, and use the source npz",
+    **{
+        ("source.name", name): f"{name} moved: convert it with python -m benchmarks archives, and use the source npz"
+        for name in ("mnist", "pendigits", "natops", "cifar10", "spoken-arabic-digits")
+    },
     ("simulation.relay", None): "the relay moved to the benchmarks: python -m benchmarks behind RELAY.json FILE.json",
     ("loading.disk_mib", None): "the cache on disk was removed: leave it out, and read ahead (loading.workers)",
     ("method.name", "top-rows"): f"top-rows {PAPERS}; expected dsgd, dad, edad, rank-dad, powersgd or top-k",

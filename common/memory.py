@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 
+from rankdad.common.available_memory import available
 from rankdad.common.errors import SpecError
 from rankdad.common.models import build_network
 from rankdad.common.models.channels import channels_first
@@ -15,8 +15,6 @@ from rankdad.common.spec import RunSpec
 from rankdad.common.spec.model import Cnn, Cnn3d, Factory, Gru, Lstm, Mlp, ModelSpec, Transformer, Vit
 
 COPIES = 6  # of all weights: weights, gradient, two moments, best weights, and a message or file
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-FREE = Path("/proc/meminfo")
 
 
 def check_memory(spec: RunSpec) -> None:
@@ -61,20 +59,3 @@ def _kept(model: ModelSpec, shape: tuple[int, ...]) -> int:
         halved = (filters * places >> model.dims * block for block, filters in enumerate(model.filters))
         return inputs + 2 * model.convolutions * sum(halved)
     return inputs
-
-
-def available() -> int | None:
-    """Return the available memory in bytes: the container's limit, or the machine's free memory if that is less.
-
-    None if neither is known.
-    """
-    limits = [int(text) for path in LIMITS if (text := _read(path)).isdecimal()]
-    free = [int(line.split()[1]) * 1024 for line in _read(FREE).splitlines() if line.startswith("MemAvailable:")]
-    return min(limits + free, default=None)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -134,7 +134,7 @@ def predict(
     ] = None,
 ) -> None:
     """Predict new samples with a trained model; exit status 3 if some rows cannot be used."""
-    from rankdad.common.data.loading import Loading
+    from rankdad.common.loading import Loading
     from rankdad.local.prediction import predict_file
 
     loading = Loading(workers=workers, cache_mib=cache_mib)

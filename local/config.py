@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
-from rankdad.common.data.loading import Loading
 from rankdad.common.devices import CPU, Device
 from rankdad.common.documents import Part, load_json, validate
 from rankdad.common.errors import SpecError, UserError, counted
 from rankdad.common.files import warn_if_readable
+from rankdad.common.loading import Loading
 from rankdad.common.numbers import PositiveFloat, PositiveInt
-from rankdad.common.spec import SiteName
+from rankdad.common.sites import SiteName
 from rankdad.common.user_code import Permitted
 
 ENGINES = ("flower", "nvflare")  # in the place of an address: the engine starts the site, and carries what it says

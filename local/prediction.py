@@ -14,12 +14,12 @@ from torch import Tensor
 
 from rankdad.common.data import SiteData, lazy_or_whole, read_samples
 from rankdad.common.data.files import Fact
-from rankdad.common.data.loading import Loading
 from rankdad.common.data.reading import PLACE, AllRows, Array, Reading
 from rankdad.common.data.spreadsheets import inert_cell
 from rankdad.common.documents import load_json
 from rankdad.common.errors import DataError, UserError, visible
 from rankdad.common.files import cannot_write, open_private
+from rankdad.common.loading import Loading
 from rankdad.common.logs import MAX_LINE
 from rankdad.common.metrics.smoothing import smooth
 from rankdad.common.metrics.summary import exact_auc, summarise

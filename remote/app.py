@@ -123,7 +123,9 @@ class Routes:
         """
         connection: HttpConnection = request.scope["state"]["connection"]
         authorization = request.headers.get("authorization", "")
-        site = self._identity.check(request.path_params.get("site"), authorization, connection.names)
+        site = self._identity.check(
+            request.path_params.get("site"), authorization, connection.names(request.headers.raw)
+        )
         if site is None:
             return
         self._registry.identify(connection, site, self.name)

@@ -147,7 +147,8 @@ def who(request: Request, identity: Identity, names: Collection[str], session: s
     """
     session = request.app.state.pages.bearer(request) if session is None else session
     authorization = request.headers.get("authorization", "") or session
-    caller = identity.check(request.path_params.get("site"), authorization, connection_of(request).names)
+    certified = connection_of(request).names(request.headers.raw)
+    caller = identity.check(request.path_params.get("site"), authorization, certified)
     if caller is not None and caller not in names:
         members = request.app.state.runs.consortium
         known = ((members.sites, "sites"), (members.owners, "owners"))

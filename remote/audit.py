@@ -17,7 +17,7 @@ AUDIT = "audit.jsonl"  # in a run's directory
 MAX_PER_MINUTE = 100  # lines for each address
 MAX_ADDRESSES = 1000  # counted separately in a minute; also names
 MAX_REASON = 200  # characters of the last refusal of a site
-STRANGERS = (400, 401, 403, 404, 405, 408, 421, 431)  # status codes for unauthenticated callers
+STRANGERS = (400, 401, 403, 404, 405, 408, 421)  # status codes for unauthenticated callers
 _log = logging.getLogger(__name__)
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, RootModel
 
 from rankdad.common.documents import load_json, validate
 from rankdad.common.errors import ProtocolError, UserError
-from rankdad.common.spec import SiteName
+from rankdad.common.sites import SiteName
 
 _log = logging.getLogger(__name__)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +13,6 @@ from rankdad.common.files import warn_if_readable
 from rankdad.page.viewers import VIEWER_TOKEN, own_token
 from rankdad.remote.auth import Context, Identity, TokenFile, check_authority, hashed, read_tokens, server_context
 from rankdad.remote.proxies import Proxy
-
-LACKS = (
-    "without a proxy, unauthenticated callers use this process's time and connections, without a limit for each "
-    "address; use --socket behind nginx (docker/nginx/rankdad.conf), or accept that with --exposed"
-)
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Access:
         allow_anyone: whether other machines may connect without authentication.
         viewers: file of hashed tokens for the live page.
         behind: Unix socket to listen on instead, for a proxy on this machine.
-        exposed: whether other machines may connect without a proxy and without a warning.
+        exposed: whether other machines may connect without a proxy.
     """
 
     host: str = "127.0.0.1"
@@ -103,7 +96,13 @@ class Access:
                 field=where.partition(" ")[0],
             )
         if self.behind is None and not self.exposed:
-            _log.warning("--host %s: %s", self.host, LACKS)
+            raise UserError(
+                f"--host {self.host}: without a proxy nothing limits how slow and long headers are, what follows a "
+                "refused request, and how many connections an address has: use --socket behind nginx "
+                "(docker/nginx/rankdad.conf), or accept that with --exposed",
+                code="exposed",
+                field="--host",
+            )
 
     def _check_behind(self) -> None:
         """Refuse options that belong to the proxy."""

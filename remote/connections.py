@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from rankdad.common.errors import ProtocolError
 from rankdad.remote.audit import Audit
@@ -26,14 +26,14 @@ class Timeouts:
     """Timeouts for requests.
 
     Args:
-        headers: seconds for a TLS handshake, and for a request's headers.
+        handshake: seconds for a TLS handshake.
         body: seconds for a small body.
         bytes_per_second: minimum rate of a larger body.
         refused: seconds for which the rest of a refused body is discarded; a reset would cut off the answer.
         hold: seconds for which a request is held; proxies cut idle connections after 30 or 60.
     """
 
-    headers: float = 10.0
+    handshake: float = 10.0
     body: float = 10.0
     bytes_per_second: int = 10_000
     refused: float = 2.0
@@ -115,20 +115,15 @@ async def read_body(request: Request, limit: int, timeouts: Timeouts) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise ProtocolError(413, f"the body has {declared[:20]} bytes, expected at most {limit}", code="body-too-large")
-    chunks, size, more, began = [], 0, True, asyncio.get_running_loop().time()
+    chunks, size, began = [], 0, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(began + timeouts.body) as deadline:
-            while more:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                chunk, more = message.get("body", b""), message.get("more_body", False)
+            async for chunk in request.stream():
                 size += len(chunk)
                 if size > limit:
                     raise ProtocolError(413, f"the body has more than {limit} bytes", code="body-too-large")
                 chunks.append(chunk)
-                if more:
-                    deadline.reschedule(began + timeouts.body + size / timeouts.bytes_per_second)
+                deadline.reschedule(began + timeouts.body + size / timeouts.bytes_per_second)
     except TimeoutError:
         raise ProtocolError(
             408, f"the body was slower than {timeouts.bytes_per_second} bytes per second", code="body-too-slow"

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from rankdad.common.documents import Part
-from rankdad.common.spec import SiteName
+from rankdad.common.sites import SiteName
 
 AGGREGATOR = "aggregator"  # folder of a kit, and not a valid name of a member
 CA_DAYS = 3650

@@ -138,9 +138,9 @@ class Pages:
 
     def name(self, request: Request, token: str) -> str | None:
         """Return a token's owner or viewer; None if it is unknown."""
-        members, names = self._runs.consortium, request.scope["state"]["connection"].names
+        members, connection = self._runs.consortium, request.scope["state"]["connection"]
         try:
-            name = self._runs.people.check(None, f"Bearer {token}", names)
+            name = self._runs.people.check(None, f"Bearer {token}", connection.names(request.headers.raw))
         except ProtocolError:
             return None
         return name if name in (*members.owners, *members.viewers) else None

@@ -24,8 +24,8 @@ Exposed = Annotated[
     bool,
     typer.Option(
         "--exposed",
-        help="Accept connections from other machines without a proxy, and silence the warning about it. There is no "
-        "limit on connections per address.",
+        help="Accept connections from other machines without a proxy. Nothing limits slow and long headers, what "
+        "follows a refused request, and connections per address.",
     ),
 ]
 Factories = Annotated[

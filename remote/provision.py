@@ -147,7 +147,7 @@ class Kits:
         port = self._consortium.address.port or 443
         mutual = " --client-ca ca.pem" if self._consortium.mutual_tls else ""
         options = (
-            f"--output DIR --host 0.0.0.0 --port {port} \\\n"
+            f"--output DIR --host 0.0.0.0 --port {port} --exposed \\\n"
             f"        --tls-cert server.pem --tls-key server.key{mutual} --tokens tokens.json\n\n"
         )
         return (

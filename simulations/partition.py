@@ -13,7 +13,8 @@ from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError
 from rankdad.common.numbers import PositiveFloat
 from rankdad.common.seeds import derive
-from rankdad.common.spec import RunSpec, SiteName
+from rankdad.common.sites import SiteName
+from rankdad.common.spec import RunSpec
 from rankdad.common.spec.table_schema import Column, Level, PositiveInt, canonical
 from rankdad.common.spec.tasks import Regression, TaskSpec
 from rankdad.simulations.datasets import Dataset, Rows

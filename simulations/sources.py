@@ -1,7 +1,8 @@
-"""Sources of samples: public data sets and user's files."""
+"""Sources of samples: scikit-learn's data sets and user's files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,12 +11,12 @@ from pydantic import Field
 
 from rankdad.common.data.files import places_of_sites
 from rankdad.common.data.npz import NAMES, read_arrays
+from rankdad.common.data.reading import Array
 from rankdad.common.documents import Part
 from rankdad.common.errors import DataError, SpecError, UserError
-from rankdad.common.spec import SiteName
+from rankdad.common.sites import SiteName
 from rankdad.common.spec.table_schema import canonical
 from rankdad.common.spec.written import Written
-from rankdad.simulations.archives import Archive, SpokenArabicDigits, named_arrays
 from rankdad.simulations.datasets import ArrayDataset
 
 if TYPE_CHECKING:
@@ -132,10 +133,25 @@ class Folders(Part):
 
 
 Source = Annotated[
-    Digits | Archive | SpokenArabicDigits | Npz | Diabetes | BreastCancer | OneTable | Folders,
+    Digits | Npz | Diabetes | BreastCancer | OneTable | Folders,
     Field(discriminator="name"),
 ]
 BUNDLED = frozenset({"digits", "diabetes", "breast-cancer"})  # sources without a file
+
+
+def named_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """Read required arrays of a npz file.
+
+    Raises:
+        DataError: the file is missing, not a npz file, or lacks an array.
+    """
+    if not path.exists():
+        raise DataError(path, "does not exist; pass the file with --data", code="file-missing")
+    arrays = read_arrays(path, names)
+    missing = [name for name in names if name not in arrays or not arrays[name].ndim]
+    if missing:
+        raise DataError(path, f"has no array {missing[0]}, expected {', '.join(names)}", code="array-missing")
+    return arrays
 
 
 def _scikit_learn(source: str) -> Any:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, TypedDict, Unpack
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from rankdad.common.data.loading import Loading
 from rankdad.common.devices import CPU, Device, device_here
 from rankdad.common.documents import Part, load_json, replace, validate
 from rankdad.common.errors import SpecError
+from rankdad.common.loading import Loading
 from rankdad.common.policy import Policy
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.data import CsvData

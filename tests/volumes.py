@@ -10,7 +10,7 @@ import nibabel
 import numpy as np
 
 from rankdad.common.data import Samples, SiteData, read_site
-from rankdad.common.data.loading import Loading
+from rankdad.common.loading import Loading
 from rankdad.common.preparation import in_memory
 from rankdad.common.spec import RunSpec
 from tests.conftest import run_spec

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 from abc import abstractmethod
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -17,14 +18,13 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
+from benchmarks import archives
 from benchmarks.paper.compared_methods import METHODS
 from benchmarks.paper.panels import Panel, run_document
 from rankdad.common.documents import load_json, validate
 from rankdad.common.files import write_json
 from rankdad.common.policy import EVERYTHING
 from rankdad.common.spec import MethodSpec, RunSpec
-from rankdad.simulations.archives import Archive
-from rankdad.simulations.sources import Source
 
 VERSION = 1  # of the results' format; another version voids older results
 
@@ -148,7 +148,9 @@ class CurveJob(Job):
         """Return the training's figures."""
         from benchmarks.paper.learning_curves import train
 
-        return asdict(train(self.panel, METHODS[self.method], self.fold, source(self.panel, data).load()))
+        return asdict(
+            train(self.panel, METHODS[self.method], self.fold, archives.load(self.panel.source, data / self.panel.file))
+        )
 
 
 @dataclass(frozen=True)
@@ -219,10 +221,13 @@ class TimingJob(Job):
         """Return seconds and bytes of a step."""
         from benchmarks.paper.timing import arrange, measure
 
-        source = {"name": self.panel.source, "path": str(data / self.panel.file)}
-        simulation = {"source": source, "policy": EVERYTHING.model_dump(mode="json")}
-        document = {"run": self.description["run"], "simulation": simulation}
-        return asdict(measure(arrange(document, self.sites, self.link), steps=self.steps))
+        with tempfile.TemporaryDirectory() as folder:
+            pool = Path(folder) / "pool.npz"
+            archives.write(archives.load(self.panel.source, data / self.panel.file), pool)
+            source = {"name": "npz", "path": str(pool)}
+            simulation = {"source": source, "policy": EVERYTHING.model_dump(mode="json")}
+            document = {"run": self.description["run"], "simulation": simulation}
+            return asdict(measure(arrange(document, self.sites, self.link), steps=self.steps))
 
 
 def _resolved(run: dict[str, Any]) -> dict[str, Any]:
@@ -233,10 +238,3 @@ def _resolved(run: dict[str, Any]) -> dict[str, Any]:
 def _where() -> str:
     """Return this machine in words."""
     return f"{os.cpu_count()} processors ({platform.machine()}), torch {version('torch').split('+')[0]}"
-
-
-def source(panel: Panel, data: Path) -> Archive:
-    """Return a panel's data set, in a folder."""
-    archive = TypeAdapter[Any](Source).validate_python({"name": panel.source, "path": str(data / panel.file)})
-    assert isinstance(archive, Archive)
-    return archive

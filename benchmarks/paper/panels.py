@@ -20,8 +20,8 @@ class Panel:
     Args:
         key: its name in tables.
         title: its name in figures and text.
-        source: name of the simulator's source.
-        file: of the source, in the folder of data.
+        source: name of the data set, in `ARCHIVES`.
+        file: of the data set, in the folder of data.
         classes: of the labels.
         data: `run.data`.
         model: `run.model`.

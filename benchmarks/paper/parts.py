@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.paper.jobs import CurveJob, Job, SizeJob, TimingJob, source
+from benchmarks.archives import ARCHIVES
+from benchmarks.paper.jobs import CurveJob, Job, SizeJob, TimingJob
 from benchmarks.paper.panels import FOLDS, SITES
 from benchmarks.paper.settings import Setting
 from benchmarks.paper.timing import LINKS
@@ -79,7 +80,7 @@ def check_data(parts: Sequence[str], setting: Setting, data: Path) -> None:
     for path in missing:
         panel = next(panel for panel in setting.panels.values() if panel.file == path.name)
         without = ", ".join(part for part in parts if path in needed[part])
-        sentences.append(f"{path}: does not exist; {without} needs it; it is made of {source(panel, data).found_at}")
+        sentences.append(f"{path}: does not exist; {without} needs it; it is made of {ARCHIVES[panel.source].found_at}")
     possible = [part for part in PARTS if all(path.exists() for path in needed[part])]
     rest = f"what can be made without: {' '.join(possible)}; --data says where the files are"
     raise UserError("; ".join([*sentences, rest]), code="file-missing")

@@ -116,7 +116,7 @@ def _shortened(document: dict[str, Any], steps: int, pool: Path) -> dict[str, An
     if not isinstance(samples, ArrayDataset):
         raise SpecError(
             "simulation.source",
-            f"got {source.name}, expected one of arrays: digits, mnist or npz",
+            f"got {source.name}, expected one of arrays: digits or npz",
             code="source-unexpected",
         )
     rows = np.flatnonzero(samples.marks() == 0)

@@ -15,12 +15,12 @@ import torch
 from rankdad.common.data.file_samples import FileSamples
 from rankdad.common.data.folds import folds
 from rankdad.common.data.lazy import Lazy, give_back_what_is_freed
-from rankdad.common.data.loading import Loading
 from rankdad.common.data.npz import read_function, read_npz
 from rankdad.common.data.parts import PartAssigner
 from rankdad.common.data.reading import Array, Reading, is_folder
 from rankdad.common.data.site_data import Batch, Samples, SiteData
 from rankdad.common.errors import UserError, naming
+from rankdad.common.loading import Loading
 from rankdad.common.preparation import Inputs
 from rankdad.common.protocol.messages import DataWarning
 from rankdad.common.run.repeats import equal_repeats

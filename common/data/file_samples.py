@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from rankdad.common.data.formats import check_fits
-from rankdad.common.data.loading import Loading
 from rankdad.common.data.reading import Array
 from rankdad.common.errors import DataError
+from rankdad.common.loading import Loading
 
 
 class Cache:

@@ -12,7 +12,7 @@ from rankdad.common.data.reading import is_folder
 from rankdad.common.data.table_files import TABLES, read_table
 from rankdad.common.data.tables import Table
 from rankdad.common.errors import DataError
-from rankdad.common.spec import site_name
+from rankdad.common.sites import site_name
 from rankdad.common.spec.patterns import fits, is_pattern
 from rankdad.common.spec.written import Written
 

@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 from typing import IO, cast
 
+from rankdad.common.available_memory import available
 from rankdad.common.errors import DataError
 from rankdad.common.files import check_file
-from rankdad.common.memory import available
 
 UNKNOWN = 1 << 40  # bytes of memory, if the system does not say
 HEAD = 1 << 12  # bytes used to detect the type

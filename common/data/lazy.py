@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rankdad.common.data.file_samples import FileSamples, joined
-from rankdad.common.data.loading import Loading
 from rankdad.common.errors import RankdadError, UserError
+from rankdad.common.loading import Loading
 from rankdad.common.preparation import Inputs
 
 KILLED = (

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rankdad.common.documents import Part
 from rankdad.common.errors import CODE
-from rankdad.common.spec import SiteName
+from rankdad.common.sites import SiteName
 
 MAX_RUN_BYTES = 8 << 20  # of a run's spec
 MAX_REASON = 2000  # characters

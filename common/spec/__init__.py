@@ -7,7 +7,7 @@ differ by their field `name`, data by their `reader`.
 from __future__ import annotations
 
 from rankdad.common.spec.evaluation import Holdout, KFold, LeaveOneSiteOut
-from rankdad.common.spec.federation import ALONE, RESERVED, Federation, SiteName, site_name
+from rankdad.common.spec.federation import ALONE, RESERVED, Federation
 from rankdad.common.spec.method import MethodSpec
 from rankdad.common.spec.run import RunSpec
 from rankdad.common.spec.training import Adam, Constant, Cosine, Training
@@ -24,7 +24,5 @@ __all__ = [
     "LeaveOneSiteOut",
     "MethodSpec",
     "RunSpec",
-    "SiteName",
     "Training",
-    "site_name",
 ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -12,24 +10,14 @@ from pydantic import Field, model_validator
 
 from rankdad.common.documents import Part
 from rankdad.common.numbers import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rankdad.common.sites import SiteName
 from rankdad.common.spec.overrides import Overrides
 from rankdad.common.spec.tree import TOP, Node, nodes_of, problem_of
 from rankdad.common.staleness import MAX_STALENESS, check_federation
 
-SiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-LETTERS = str.maketrans(
-    {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "ø": "oe", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d"}
-)
 RESERVED = frozenset({TOP, "pooled"})
 MAX_MEMBERS = 1000  # sites and regions together, all named in the last update
 ALONE: dict[str, object] = {"quorum": "all", "staleness": 0, "regions": {}, "overrides": {}}  # for a run of one site
-
-
-def site_name(text: str) -> str:
-    """Return the site's name for a folder's name: koeln for Köln; "" if no letter or digit is left."""
-    plain = unicodedata.normalize("NFC", text).lower().translate(LETTERS)
-    plain = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9._-]+", "-", plain).strip("._-")[:63]
 
 
 class Federation(Part):

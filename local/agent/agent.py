@@ -15,14 +15,13 @@ from threading import Thread
 from rankdad.common.errors import RankdadError, UserError
 from rankdad.common.files import make_folder, owned
 from rankdad.common.logs import LogOptions
-from rankdad.common.policy import Policy
 from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
 from rankdad.local.agent.asking import Answering
 from rankdad.local.agent.listening import MAX_DELAY, MIN_DELAY, listen
 from rankdad.local.agent.processes import Outcome, Task, Worker
 from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
 from rankdad.local.config import SiteConfig
-from rankdad.local.drivers.running import keep_receipt
+from rankdad.local.drivers.receipts import keep_receipt
 from rankdad.local.drivers.service import ServiceClient
 
 LOOK = 0.2  # seconds between two looks at processes and at decisions by the site's staff
@@ -133,7 +132,7 @@ class Agent:
             if run.folder.log.exists() and not run.folder.finished:  # its process has trained, and may have sent
                 with self._client() as client:
                     receipt = client.receipt(run.folder.run)
-                keep_receipt(receipt, Policy.read(self._config.policy), run.folder.path)
+                keep_receipt(receipt, run.folder.path, retain=considered is not None and considered.retain)
             elif considered is not None and decision is None:
                 over = Decision(
                     id=considered.offer.id, decision="refused", by="the service", reason="the run has ended"

@@ -40,6 +40,8 @@ class Considered(Part):
     """Why the site cannot take part, for its staff; "" if it can."""
     told: str = ""
     """Why the site cannot take part, for the owner."""
+    retain: bool = False
+    """Whether the policy lets the aggregator keep contributions."""
 
 
 class Decision(Part):

@@ -98,15 +98,16 @@ def consider(config: SiteConfig, run: str, number: str) -> None:
         offer = client.offer(run)
     if (offer.run, offer.id) != (run, number):
         raise UserError("the service returned another run than it offered", code="run-differs")
-    words, refusal, told = list[str](), "", ""
+    words, refusal, told, retain = list[str](), "", "", False
     try:
         spec = offered_spec(config, {"version": offer.version, "wire": offer.wire, "run": offer.spec})
         policy, _, plan = permitted(config, spec, offer.id, offer.owner)
+        retain = policy.retain
         words = what_leaves(spec.at(config.name), plan, policy, offer.owner)
     except Exception as error:
         known = "; ".join(error.quoted or (str(error),)) if isinstance(error, RankdadError) else one_line(error)
         refusal, told = known, public_reason(error)
-    RunFolder(config, run).keep(Considered(offer=offer, words=tuple(words), refusal=refusal, told=told))
+    RunFolder(config, run).keep(Considered(offer=offer, words=tuple(words), refusal=refusal, told=told, retain=retain))
 
 
 def train(config: SiteConfig, run: str, number: str, logs: LogOptions) -> None:

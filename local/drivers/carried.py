@@ -14,9 +14,9 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from rankdad.common.available_memory import available
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import ProtocolError, RankdadError, RunFailedError, UserError, public_reason, visible
-from rankdad.common.memory import available
 from rankdad.common.protocol.calls import STOPPED, Call, Reply, What, packed, unpacked
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.message_sizes import body_limit

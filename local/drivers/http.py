@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable, Mapping
 from http.cookiejar import CookieJar
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from rankdad.common.available_memory import available
 from rankdad.common.documents import parse_json, validate
 from rankdad.common.errors import CODE, RankdadError, UnreachableError, UserError, visible
-from rankdad.common.memory import available
-from rankdad.common.protocol.message_sizes import body_limit
-from rankdad.common.protocol.plan import Plan
 from rankdad.common.protocol.retention import Receipt
 from rankdad.local.config import Member, SiteConfig
 from rankdad.local.drivers.bounded import LOOK, NoProxyError, TooLargeError
 from rankdad.local.drivers.connecting import open_transport, said_by_tls
 from rankdad.local.drivers.http_library import httpx
+
+if TYPE_CHECKING:
+    from rankdad.common.protocol.plan import Plan
 
 MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two attempts
 MAX_FINAL_PATIENCE = 2.0  # seconds, when the work is done
@@ -254,6 +255,8 @@ class AggregatorClient(Client):
 
     def expect(self, plan: Plan) -> None:
         """Accept answers as large as this plan's snapshot with best weights, up to the memory."""
+        from rankdad.common.protocol.message_sizes import body_limit  # imports torch, which an agent has no use for
+
         largest = max(self._limit, 2 * body_limit(plan, up=False) + 2 * plan.replica_bytes)
         self._limit = min(largest, available() or largest)
 

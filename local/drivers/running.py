@@ -13,13 +13,11 @@ from pathlib import Path
 from torch import Tensor
 
 from rankdad.common.errors import RankdadError, SpecError, UnreachableError
-from rankdad.common.files import make_folder, naming_the_disk, owned, write_json
+from rankdad.common.files import make_folder, naming_the_disk, owned
 from rankdad.common.logs import log_names, progress
-from rankdad.common.policy import Policy
 from rankdad.common.policy_checks import policy_warnings
 from rankdad.common.protocol.codec import pack_failure
 from rankdad.common.protocol.messages import failure_message
-from rankdad.common.protocol.retention import FILE, Receipt
 from rankdad.common.run.artifacts import save_model
 from rankdad.common.run.checkpoints import EVERY, Checkpoints, between
 from rankdad.common.run.state import RunState
@@ -28,6 +26,7 @@ from rankdad.local.drivers.connection import Connection
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.followed import Followed
 from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.drivers.receipts import keep_receipt
 from rankdad.local.notices import Notices
 from rankdad.local.observer import Observer
 from rankdad.local.progress import following
@@ -125,7 +124,7 @@ def run_site(
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
         saved()
-        keep_receipt(client.done(), policy, results)
+        keep_receipt(client.done(), results, retain=policy.retain)
         ranks.share()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     with suppress(OSError):  # those of another run are there
@@ -161,20 +160,6 @@ def _tested(folder: Path, part: TakingPart, fold: int, outputs: Tensor) -> None:
     from rankdad.local.prediction import write_predictions
 
     write_predictions(folder, part.spec, part.data, fold, outputs)
-
-
-def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None:
-    """Save the receipt next to a site's results, and warn if it violates the policy."""
-    if receipt is None:
-        _log.warning("no receipt: the aggregator does not report what happens to this site's contributions")
-        return
-    if not receipt.deleted and not policy.retain:
-        _log.warning(
-            "the aggregator keeps this site's contributions beyond the run's end, although the policy forbids it "
-            "(retain)"
-        )
-    with suppress(OSError):  # the run has ended, and its results are written
-        write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from rankdad.common.errors import PolicyError, UserError
 from rankdad.common.files import is_within
 from rankdad.common.policy import Policy
 from rankdad.common.privacy.parts import Secret
-from rankdad.common.spec import RESERVED, SiteName
+from rankdad.common.sites import SiteName
+from rankdad.common.spec import RESERVED
 from rankdad.common.spec.patterns import is_pattern
 from rankdad.platforms.coinstac.advice import data_problem, policy_problem
 from rankdad.platforms.coinstac.fields import FIELDS, FILES, FOLDER, NEW, TABLE_FILES

@@ -26,7 +26,7 @@ from pydantic import (
 from rankdad.common.documents import Part
 from rankdad.common.errors import ProtocolError, visible
 from rankdad.common.protocol.messages import Count, Digest
-from rankdad.common.spec import SiteName
+from rankdad.common.sites import SiteName
 from rankdad.platforms.coinstac.form import Line, Problem
 from rankdad.platforms.coinstac.given_model import GivenModel
 from rankdad.platforms.coinstac.table_profile import Profile

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.volumes import trained, write_volumes
-from rankdad.common.data.loading import Loading
+from rankdad.common.loading import Loading
 
 NETWORK: dict[str, Any] = {"side": 64, "batch_size": 4, "filters": [16, 32, 64], "steps": 24}  # of 1 MiB each
 LINEAR: dict[str, Any] = {"side": 64, "batch_size": 4, "filters": []}

@@ -144,10 +144,19 @@ def test_what_earlier_versions_knew_is_told_what_takes_its_place(changes: dict[s
     assert GONE[field, "float16" if field.endswith("autocast") else None] in str(caught.value)
 
 
-def test_a_relay_in_a_simulation_is_told_where_it_is() -> None:
+@pytest.mark.parametrize(
+    ("simulation", "key"),
+    [
+        ({"source": {"name": "digits"}, "relay": {}}, ("simulation.relay", None)),
+        ({"source": {"name": "mnist", "path": "mnist.npz"}}, ("source.name", "mnist")),
+    ],
+)
+def test_what_moved_to_the_benchmarks_is_told_where_it_is(
+    simulation: dict[str, Any], key: tuple[str, str | None]
+) -> None:
     with pytest.raises(SpecError) as caught:
-        validate(SimulationFile, {"run": run_document(), "simulation": {"source": {"name": "digits"}, "relay": {}}})
-    assert GONE["simulation.relay", None] in str(caught.value)
+        validate(SimulationFile, {"run": run_document(), "simulation": simulation})
+    assert GONE[key] in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from rankdad.common import memory
+from rankdad.common import available_memory
+from rankdad.common.available_memory import available
 from rankdad.common.errors import SpecError
-from rankdad.common.memory import available, check_memory
+from rankdad.common.memory import COPIES, check_memory
 from rankdad.common.protocol.routing import PROBE_SAMPLES
 from rankdad.local.threads import use_threads
 from tests.common.faults import fault
@@ -24,8 +25,8 @@ KEPT = 6 + 16 + 16  # of a sample
 @pytest.mark.parametrize("text", ["{}", "{}\n"])
 def test_the_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "LIMITS", (limit, tmp_path / "missing"))
-    needed = (memory.COPIES * WEIGHTS + PROBE_SAMPLES * KEPT) * 4
+    monkeypatch.setattr(available_memory, "LIMITS", (limit, tmp_path / "missing"))
+    needed = (COPIES * WEIGHTS + PROBE_SAMPLES * KEPT) * 4
     limit.write_text(text.format(needed))
     assert available() == needed
     check_memory(run_spec())
@@ -37,9 +38,9 @@ def test_the_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_limit_that_is_none_leaves_what_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text("max\n")
-    monkeypatch.setattr(memory, "LIMITS", (limit,))
+    monkeypatch.setattr(available_memory, "LIMITS", (limit,))
     assert (available() or 0) > 2**20
-    monkeypatch.setattr(memory, "FREE", tmp_path / "missing")
+    monkeypatch.setattr(available_memory, "FREE", tmp_path / "missing")
     assert available() is None
     check_memory(run_spec(model={"name": "mlp", "hidden": [100_000, 100_000]}))
 
@@ -66,7 +67,7 @@ def test_every_network_of_ours_is_refused_before_it_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], shape: list[int], field: str
 ) -> None:
     (tmp_path / "memory.max").write_text(str(2**33))
-    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max",))
+    monkeypatch.setattr(available_memory, "LIMITS", (tmp_path / "memory.max",))
     spec, began = run_spec(model=model, data={"shape": shape}), time.monotonic()
     with pytest.raises(SpecError, match=r"the network has|does not fit into memory") as error:
         check_memory(spec)

@@ -18,7 +18,7 @@ from tests.conftest import run_document, run_spec
 SPECS = Path(__file__).parent.parent.parent / "simulations" / "specs"
 
 
-@pytest.mark.parametrize("name", ["digits.json", "mnist.json"])
+@pytest.mark.parametrize("name", ["digits.json", "diabetes.json"])
 def test_the_files_that_come_with_it_are_valid(name: str) -> None:
     file = validate(SimulationFile, load_json(SPECS / name))
     assert file.run.method.name == "rank-dad"

@@ -29,7 +29,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
     """An aggregator, and one site that waits for the three others."""
     folder = tmp_path_factory.mktemp("kit")
     folder.chmod(0o777)
-    plain = ("--host", "0.0.0.0", "--allow-plain-http", "--allow-anyone")
+    plain = ("--host", "0.0.0.0", "--exposed", "--allow-plain-http", "--allow-anyone")
     with (
         network() as net,
         container("--network", net, image(), "aggregator", SPEC, "--output", "/tmp/run", *plain) as aggregator,

@@ -62,7 +62,7 @@ def net() -> Iterator[str]:
 def test_parties_of_a_run_stop_in_every_phase_and_go_on(folder: Path, net: str) -> None:
     mounts = ("--volume", f"{folder}:/run", "--network", net, *DNS)
     serve = ("aggregator", "/run/run.json", "--output", "/run/out/run", "--host", "0.0.0.0")
-    plain = ("--allow-plain-http", "--allow-anyone")
+    plain = ("--exposed", "--allow-plain-http", "--allow-anyone")
 
     def steps() -> int:
         return count_of(folder / "out" / "run", "steps")

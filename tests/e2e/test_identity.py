@@ -27,7 +27,7 @@ def test_a_whole_run_with_start_kits(tmp_path: Path) -> None:
     own = kits / "aggregator"
     tls = ("--tls-cert", own / "server.pem", "--tls-key", own / "server.key", "--client-ca", own / "ca.pem")
     aggregator = start(
-        *("aggregator", file, "--output", tmp_path / "run", "--host", "0.0.0.0", "--port", port),
+        *("aggregator", file, "--output", tmp_path / "run", "--host", "0.0.0.0", "--exposed", "--port", port),
         *(*tls, "--tokens", own / "tokens.json"),
     )
     assert f"listening on https://0.0.0.0:{port};" in wait_for_line(aggregator, "listening on")

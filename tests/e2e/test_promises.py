@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import archives
+from benchmarks.archives import ARCHIVES
 from benchmarks.methods import bench_methods
+from benchmarks.options import ARCHIVE_SPECS
 from tests.conftest import SHARED
 from tests.e2e.test_processes import ROOT, benchmark
 
@@ -54,12 +58,13 @@ def test_one_row_a_layer_trains_as_well_as_powersgd_and_int8_as_well_as_float32(
 
 @pytest.mark.exhaustive
 @pytest.mark.shared_data
-def test_mnist_two_epochs() -> None:
-    data = SHARED / "mnist.npz"
-    if not data.exists():
-        pytest.skip(f"{data} is not there")
+def test_mnist_two_epochs(tmp_path: Path) -> None:
+    if not (SHARED / ARCHIVES["mnist"].file).exists():
+        pytest.skip("mnist.npz is not there")
+    data = tmp_path / "mnist.npz"
+    archives.write(archives.load("mnist", SHARED / ARCHIVES["mnist"].file), data)
     methods = ['{"name": "dsgd"}', '{"name": "rank-dad", "rank": 10}']
-    dsgd, rank_dad = bench_methods(SPECS / "mnist.json", [], data, [0], methods, lockstep=True)
+    dsgd, rank_dad = bench_methods(ARCHIVE_SPECS / "mnist.json", [], data, [0], methods, lockstep=True)
     assert abs(dsgd["metrics"]["test"]["auc"] - rank_dad["metrics"]["test"]["auc"]) <= 0.001
     assert bytes_of(dsgd) / bytes_of(rank_dad) >= 35
 

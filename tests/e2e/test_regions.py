@@ -116,7 +116,7 @@ def test_a_tree_whose_members_prove_who_they_are(tmp_path: Path) -> None:
         assert rankdad("provision", path, "--output", tmp_path / name).returncode == 0
         own = tmp_path / name / "aggregator"
         words: list[object] = ["aggregator", file, "--output", tmp_path / f"run-{name}", "--port", port]
-        words += ["--host", "0.0.0.0", "--tls-cert", own / "server.pem", "--tls-key", own / "server.key"]
+        words += ["--host", "0.0.0.0", "--exposed", "--tls-cert", own / "server.pem", "--tls-key", own / "server.key"]
         words += ["--client-ca", own / "ca.pem", "--tokens", own / "tokens.json"]
         if name == "north":
             words += ["--upstream", tmp_path / "aggregator" / "sites" / "north" / "SITE.json"]

@@ -135,7 +135,9 @@ def mutual(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Ser
         context.maximum_version = ssl.TLSVersion[request.param]
         return context
 
-    with serving(tmp_path / "run", Identity(SITES, certificates=True), secure, timeouts=Timeouts(headers=1)) as running:
+    with serving(
+        tmp_path / "run", Identity(SITES, certificates=True), secure, timeouts=Timeouts(handshake=1)
+    ) as running:
         yield running, authority
 
 
@@ -220,7 +222,9 @@ def test_tls_where_there_is_none_is_said(guarded: Served) -> None:
         ({"client_ca": Path("a")}, "only through TLS"),
         ({"tls_cert": Path("nowhere"), "tls_key": Path("nowhere")}, "cannot be read: No such file"),
         ({"tokens": Path("nowhere")}, "nowhere: cannot be read"),
-        ({"host": "0.0.0.0", "allow_plain_http": True, "allow_anyone": True}, None),
+        ({"host": "0.0.0.0", "allow_plain_http": True, "allow_anyone": True}, "or accept that with --exposed"),
+        ({"host": "0.0.0.0", "allow_plain_http": True, "allow_anyone": True, "exposed": True}, None),
+        ({"behind": Path("socket"), "allow_anyone": True}, None),
         ({"host": "127.0.0.9"}, None),
         ({"host": "::1"}, None),
         ({"host": "localhost"}, None),

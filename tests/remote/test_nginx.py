@@ -24,19 +24,30 @@ from tests.ports import free_port
 from tests.remote.certificates import Authority
 from tests.remote.nginx import NGINX, started_by
 from tests.remote.serving import SOCKET, Served, serving
-from tests.remote.test_web import ENDLESS, all_of, head, resident, statuses
+from tests.remote.test_web import CHUNKED, all_of, head, resident, statuses
 
 pytestmark = [
     pytest.mark.nginx,
     pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx (Debian: apt-get install nginx)"),
 ]
 TOKEN, OTHER = "a" * 64, "b" * 64
+ENDLESS = {
+    # what comes for ever after which beginning of a request
+    "trailers": (CHUNKED, b"0\r\n", b"A: b\r\n"),
+    "trailers of a body": (CHUNKED, b"4\r\nbody\r\n0\r\n", b"A: b\r\n"),
+    "the name of a trailer": (CHUNKED, b"0\r\n", b"A" * 6),
+    "the value of a trailer": (CHUNKED, b"0\r\nA: ", b"b" * 6),
+    "an extension of a chunk": (CHUNKED, b"1;a=", b"b" * 6),
+    "the size of a chunk": (CHUNKED, b"", b"0" * 6),
+    "chunks of one byte": (CHUNKED, b"", b"1\r\nx\r\n"),
+    "empty lines": ("connection: keep-alive\r\n", b"", b"\r\n"),
+}
 SHORT = {"client_header_timeout 10s": "client_header_timeout 1s", "client_body_timeout 10s": "client_body_timeout 1s"}
 
 
 @dataclass
 class Behind:
-    """An aggregator behind a proxy, whose own deadline for headers is out of reach: nginx has cut off what is."""
+    """An aggregator behind a proxy."""
 
     served: Served
     connect: Callable[..., socket.socket]
@@ -56,7 +67,7 @@ def behind(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Behind]:
     members = {site: authority.issue(site, [site]) for site in SITES[:2]}
     stranger = Authority(tmp_path / "other", "ca").issue(SITES[0], [SITES[0]])
     tokens = dict.fromkeys(SITES, hashed(TOKEN)) | {SITES[1]: hashed(OTHER)}
-    timeouts = Timeouts(headers=300, body=2, refused=0.1, hold=0.3)
+    timeouts = Timeouts(body=2, refused=0.1, hold=0.3)
 
     def connect(who: str | None = SITES[0]) -> socket.socket:
         context = ssl.create_default_context(cafile=str(authority.pem))
@@ -154,13 +165,22 @@ def test_requests_without_end_take_no_memory(behind: Behind) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", [what for what in ENDLESS if what != "empty lines"])
-def test_whatever_frames_a_request_is_cut_off(behind: Behind, what: str) -> None:
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("what", ENDLESS)
+def test_whatever_frames_a_request_is_cut_off(behind: Behind, what: str, known: bool) -> None:
     more, begun, endless = ENDLESS[what]
+    opening = head(behind.served, "GET /status" if what == "empty lines" else "POST /rounds/alpha", more) + begun
     before = resident()
     with behind.connect() as caller:
-        cut_off(caller, head(behind.served, "POST /rounds/alpha", more) + begun, endless * 1000)
+        cut_off(caller, opening if known else opening.replace(TOKEN.encode(), b"c" * 64), endless * 1000)
     assert resident() - before < 30_000_000
+    assert behind.answers()
+
+
+@pytest.mark.slow
+def test_a_body_that_goes_on_after_its_answer_is_cut(behind: Behind) -> None:
+    with behind.connect() as caller:
+        cut_off(caller, head(behind.served, "GET /status", CHUNKED), b"10000\r\n" + bytes(1 << 16) + b"\r\n")
     assert behind.answers()
 
 

@@ -41,7 +41,7 @@ def made(tmp_path: Path) -> Path:
 
 def access(made: Path) -> Access:
     own = made / "aggregator"
-    return Access("0.0.0.0", own / "server.pem", own / "server.key", own / "ca.pem", own / "tokens.json")
+    return Access("0.0.0.0", own / "server.pem", own / "server.key", own / "ca.pem", own / "tokens.json", exposed=True)
 
 
 def meet(made: Path, site: str, config: SiteConfig | None = None) -> None:
@@ -88,7 +88,7 @@ def test_a_kit_has_all_that_a_site_needs_and_only_its_owner_reads_it(made: Path)
     assert not (made / "aggregator" / "ca.key").exists()
     own = made / "aggregator" / "consortium.json"
     assert validate(Consortium, load_json(own)) == consortium()
-    assert "rankdad serve consortium.json --output DIR --host 0.0.0.0 --port 8765" in (
+    assert "rankdad serve consortium.json --output DIR --host 0.0.0.0 --port 8765 --exposed" in (
         (made / "aggregator" / "README.txt").read_text()
     )
     certificate = x509.load_pem_x509_certificate((kit / "certificate.pem").read_bytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import ssl
 import stat
@@ -195,23 +194,3 @@ def test_what_a_proxy_does_is_refused_and_who_takes_part_is_asked_for(tmp_path: 
         with pytest.raises(UserError) as error:
             Access(behind=behind, **options).check(SITES)
         assert (error.value.code, error.value.field) == (code, field)
-
-
-@pytest.mark.parametrize(
-    ("options", "warned"),
-    [
-        ({"host": "0.0.0.0"}, True),
-        ({"host": "10.0.0.1"}, True),
-        ({"host": "0.0.0.0", "exposed": True}, False),
-        ({"host": "127.0.0.1"}, False),
-        ({"behind": Path("socket")}, False),
-    ],
-)
-def test_listening_for_other_machines_without_a_proxy_is_warned_of(
-    caplog: pytest.LogCaptureFixture, options: dict[str, Any], warned: bool
-) -> None:
-    with caplog.at_level(logging.WARNING, "rankdad"):
-        Access(allow_plain_http=True, allow_anyone=True, **options).check(SITES)
-    found = [record.getMessage() for record in caplog.records]
-    assert len(found) == warned
-    assert all("without a limit for each address" in line and "--exposed" in line for line in found)

@@ -1,4 +1,4 @@
-"""Hostile connections: slow, endless, too many, or no HTTP at all. All are cut off, and memory stays flat."""
+"""Hostile connections: endless bodies, too many, or no HTTP at all. What nginx holds off is in `test_nginx`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import re
 import socket
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,12 +18,12 @@ from rankdad.remote.connections import MAX_PER_SITE, MAX_UNAUTHENTICATED, Connec
 from tests.conftest import SITES
 from tests.remote.serving import Served, serving
 
-TOKEN = "a" * 64
+TOKEN, CHUNKED = "a" * 64, "transfer-encoding: chunked\r\n"
 
 
 @pytest.fixture
-def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    timeouts = Timeouts(headers=getattr(request, "param", 0.3), refused=0.1)
+def served(tmp_path: Path) -> Iterator[Served]:
+    timeouts = Timeouts(refused=0.1)
     with serving(tmp_path / "run", Identity(SITES, dict.fromkeys(SITES, hashed(TOKEN))), timeouts=timeouts) as running:
         yield running
 
@@ -45,46 +44,6 @@ def all_of(caller: socket.socket) -> bytes:
 
 def statuses(served: Served) -> list[int]:
     return [line["status"] for line in served.audited() if line["what"] == "refused"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sent", [b"", b"GET /ru", b"\r\n\r\n", b"GET /run HTTP/1.1\r\nhost: localhost\r\nx: y"])
-def test_headers_that_do_not_come_are_not_waited_for(served: Served, sent: bytes) -> None:
-    began = time.monotonic()
-    with served.connect() as slow:
-        slow.sendall(sent)
-        assert all_of(slow).startswith(b"HTTP/1.1 408 ")
-    assert 0.2 < time.monotonic() - began < 2
-    assert statuses(served) == [408]
-
-
-@pytest.mark.slow
-def test_headers_that_trickle_are_not_waited_for_either_nor_on_a_connection_that_is_known(served: Served) -> None:
-    with served.connect() as slow:
-        slow.sendall(head(served, "GET /status"))
-        assert slow.recv(4096).startswith(b"HTTP/1.1 200 ")
-        time.sleep(0.4)  # idle between two requests is no fault
-        began = time.monotonic()
-        with contextlib.suppress(OSError):
-            for letter in head(served, "GET /status"):
-                slow.sendall(bytes([letter]))
-                time.sleep(0.02)
-        assert all_of(slow).startswith(b"HTTP/1.1 408 ")
-        assert time.monotonic() - began < 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [f"x: {'y' * 70_000}\r\n", "x: y\r\n" * 20_000])
-@pytest.mark.parametrize("ended", [True, False])
-def test_headers_without_end_are_refused(served: Served, more: str, ended: bool) -> None:
-    data = head(served, "GET /run", more)
-    with served.connect() as caller:
-        with contextlib.suppress(ConnectionError):
-            caller.sendall(data if ended else data[:-2])
-        answer = all_of(caller)
-    assert answer.startswith(b"HTTP/1.1 431 ") or not answer, "a reset may overtake the answer"
-    served.until(lambda: statuses(served))
-    assert statuses(served) == [431]
 
 
 @pytest.mark.parametrize(
@@ -138,61 +97,6 @@ def test_an_endless_body_is_refused_early_and_takes_no_memory(served: Served, kn
     assert served.aggregator.barrier.missing() == SITES
 
 
-CHUNKED = "transfer-encoding: chunked\r\n"
-
-
-@pytest.mark.slow
-def test_a_body_that_goes_on_after_its_answer_is_cut(served: Served) -> None:
-    sent = 0
-    with served.connect() as caller, contextlib.suppress(ConnectionError):
-        caller.sendall(head(served, "GET /status", CHUNKED))
-        while sent < 3_000_000_000:
-            caller.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
-            sent += 1 << 20
-    assert sent < 3_000_000_000
-    served.until(lambda: statuses(served))
-    assert statuses(served) == [408]
-
-
-ENDLESS = {
-    # what comes for ever after which beginning of a request
-    "trailers": (CHUNKED, b"0\r\n", b"A: b\r\n"),
-    "trailers of a body": (CHUNKED, b"4\r\nbody\r\n0\r\n", b"A: b\r\n"),
-    "the name of a trailer": (CHUNKED, b"0\r\n", b"A" * 6),
-    "the value of a trailer": (CHUNKED, b"0\r\nA: ", b"b" * 6),
-    "an extension of a chunk": (CHUNKED, b"1;a=", b"b" * 6),
-    "the size of a chunk": (CHUNKED, b"", b"0" * 6),
-    "chunks of one byte": (CHUNKED, b"", b"1\r\nx\r\n"),
-    "empty lines": ("connection: keep-alive\r\n", b"", b"\r\n"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("what", ENDLESS)
-def test_whatever_frames_a_request_is_counted_and_takes_no_memory(served: Served, what: str, known: bool) -> None:
-    more, begun, endless = ENDLESS[what]
-    opening = head(served, "GET /status" if what == "empty lines" else "POST /rounds/alpha", more) + begun
-    opening, piece = opening if known else opening.replace(TOKEN.encode(), b"b" * 64), endless * 10_000
-    before, sent = resident(), 0
-    with contextlib.ExitStack() as stack:
-        callers = [stack.enter_context(served.connect()) for _ in range(4)]
-        for caller in callers:
-            caller.sendall(opening)
-        while callers and sent < 100_000_000:
-            for caller in list(callers):
-                try:
-                    caller.sendall(piece)
-                    sent += len(piece)
-                except ConnectionError:
-                    callers.remove(caller)
-    assert not callers, "it is cut off"
-    assert sent < 50_000_000
-    assert resident() - before < 20_000_000
-    served.until(lambda: len(statuses(served)) >= 4)
-    assert set(statuses(served)) <= {400, 401, 408, 413, 431}
-
-
 @pytest.mark.slow
 def test_chunks_as_a_proxy_makes_them_are_taken(served: Served) -> None:
     body = served.hello("alpha")
@@ -208,7 +112,6 @@ def test_chunks_as_a_proxy_makes_them_are_taken(served: Served) -> None:
             assert (answer.status, answer.read()[:1]) == (200, b"{")
 
 
-@pytest.mark.parametrize("served", [5.0], indirect=True)
 def test_the_unauthenticated_are_few_and_a_site_gets_in(served: Served) -> None:
     with contextlib.ExitStack() as stack:
         unauthenticated = [stack.enter_context(served.connect()) for _ in range(MAX_UNAUTHENTICATED + 6)]

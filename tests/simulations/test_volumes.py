@@ -14,8 +14,8 @@ from torch.utils.data import get_worker_info
 
 from rankdad.common.data import SiteData
 from rankdad.common.data.lazy import Lazy
-from rankdad.common.data.loading import Loading
 from rankdad.common.errors import RankdadError, RunFailedError
+from rankdad.common.loading import Loading
 from rankdad.common.spec import RunSpec
 from rankdad.local.prediction import predict_file
 from rankdad.simulations.lockstep import run

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rankdad.common.data.file_samples import FileSamples
-from rankdad.common.data.loading import Loading
 from rankdad.common.data.reading import Array
 from rankdad.common.errors import DataError
+from rankdad.common.loading import Loading
 
 
 def samples(folder: Path) -> FileSamples:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rankdad.common import memory
+from rankdad.common import available_memory
 from rankdad.common.data import read_samples, read_site
 from rankdad.common.data.npz import read_arrays, read_npz
 from rankdad.common.data.table_files import read_table
@@ -172,7 +172,7 @@ def test_an_array_larger_than_the_memory_is_not_unpacked(tmp_path: Path, monkeyp
     path = npz(tmp_path, {"x": npy("(200000, 6)", data=bytes(9_600_000))}, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 20_000
     (tmp_path / "memory.max").write_text("9000000")
-    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max",))
+    monkeypatch.setattr(available_memory, "LIMITS", (tmp_path / "memory.max",))
     assert fault(lambda: read(path))[0] == "out-of-memory"
     (tmp_path / "memory.max").write_text("10000000")
     assert len(read_arrays(path, ["x"])["x"]) == 200_000
@@ -188,7 +188,7 @@ def test_samples_larger_than_the_memory_are_not_begun(
         (tmp_path / name).write_bytes(b"")
     large: dict[str, Any] = {"images": {"size": [10**9, 10**9]}, "series": {"frames": 10**9}}
     (tmp_path / "memory.max").write_text(str(2**30))
-    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "memory.max",))
+    monkeypatch.setattr(available_memory, "LIMITS", (tmp_path / "memory.max",))
     assert fault(lambda: read_samples(spec_of(reader, **large[reader]), tmp_path))[0] == "out-of-memory"
 
 

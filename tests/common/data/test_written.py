@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankdad.common import memory
+from rankdad.common import available_memory
 from rankdad.common.data import read_samples
 from rankdad.common.data.reading import Reading
 from rankdad.common.data.sheets import read_workbook
@@ -124,7 +124,7 @@ def test_a_workbooks_sheet_is_the_one_that_is_not_empty_or_is_named(tmp_path: Pa
 
 def limit(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     (folder / "memory.max").write_text(str(size))
-    monkeypatch.setattr(memory, "LIMITS", (folder / "memory.max",))
+    monkeypatch.setattr(available_memory, "LIMITS", (folder / "memory.max",))
 
 
 def test_a_few_cells_far_apart_do_not_make_a_large_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

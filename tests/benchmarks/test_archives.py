@@ -1,28 +1,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.archives import ARCHIVES, SPOKEN, convert, load
 from rankdad.common.data import read_samples
 from rankdad.common.documents import validate
 from rankdad.common.errors import DataError
-from rankdad.simulations.archives import Archive
-from rankdad.simulations.datasets import ArrayDataset
 from rankdad.simulations.site_folders import write_sites
-from rankdad.simulations.sources import Source
 from rankdad.simulations.spec import SimulationFile
 from tests.conftest import SHARED, run_document
 
-ARCHIVES: dict[str, type[Archive]] = {
-    name: source
-    for source in get_args(get_args(Source)[0])
-    if issubclass(source, Archive)
-    for name in get_args(source.model_fields["name"].annotation)
-}
-SPOKEN = "spoken-arabic-digits"
 LABELS: dict[str, Any] = {"y_train": np.array([[0], [1], [2]], np.uint8), "y_test": np.array([1, 0], np.uint8)}
 PLAIN = LABELS | {"x_train": np.zeros((3, 4, 4), np.uint8), "x_test": np.ones((2, 4, 4), np.uint8)}
 SERIES = LABELS | {
@@ -31,14 +22,6 @@ SERIES = LABELS | {
     "frames_test": -np.arange(8, dtype=np.float16).reshape(4, 2),
     "len_test": np.array([3, 1], np.int16),
 }
-
-
-def archive(source: str, **fields: str) -> Archive:
-    return validate(ARCHIVES[source], {"name": source, **fields})
-
-
-def load(source: str, path: Path) -> ArrayDataset:
-    return archive(source, path=str(path)).load()
 
 
 @pytest.mark.parametrize("source", ["mnist", "pendigits", "natops", "cifar10"])
@@ -50,8 +33,9 @@ def test_training_and_test_sets_stay_apart(source: str, tmp_path: Path) -> None:
 
 
 def test_series_end_to_end_are_padded(tmp_path: Path) -> None:
-    np.savez(tmp_path / "it.npz", **SERIES)
-    source = {"name": SPOKEN, "path": str(tmp_path / "it.npz")}
+    np.savez(tmp_path / ARCHIVES[SPOKEN].file, **SERIES)
+    (converted,) = convert(tmp_path, tmp_path / "converted")
+    source = {"name": "npz", "path": str(converted)}
     run = run_document(data={"shape": [4, 2]}, federation={"sites": ["a"]}, model={"name": "gru", "hidden": [2]})
     file = validate(SimulationFile, {"run": run, "simulation": {"source": source}})
     (config,) = write_sites(file, tmp_path / "sites", "http://127.0.0.1:0").values()
@@ -112,8 +96,8 @@ def test_a_file_that_is_not_there_can_be_had_somewhere(source: str, tmp_path: Pa
     with pytest.raises(DataError) as error:
         load(source, tmp_path / "none.npz")
     said = str(error.value)
-    assert said.startswith(f"{tmp_path / 'none.npz'}: does not exist; pass the file with --data; create it from")
-    assert f"{archive(source).found_at}, with the arrays " in said
+    assert said.startswith(f"{tmp_path / 'none.npz'}: does not exist; create it from")
+    assert f"{ARCHIVES[source].found_at}, with the arrays " in said
 
 
 @pytest.mark.slow
@@ -128,7 +112,7 @@ def test_a_file_that_is_not_there_can_be_had_somewhere(source: str, tmp_path: Pa
     ],
 )
 def test_the_published_files_are_read(source: str, shape: tuple[int, ...], counts: tuple[int, int]) -> None:
-    path = SHARED / archive(source).file.name
+    path = SHARED / ARCHIVES[source].file
     if not path.exists():
         pytest.skip(f"{path} is not there")
     pool = load(source, path)

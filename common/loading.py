@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rankdad.common.available_memory import available
 from rankdad.common.documents import Part
-from rankdad.common.memory import available
 
 MOST = 1 << 30  # bytes: default limit of the cache
 
