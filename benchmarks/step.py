@@ -41,8 +41,9 @@ from rankdad.local.config import SiteConfig
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.site import Site
+from rankdad.remote.journal import PAGE
 from rankdad.remote.persistence import LedgerOptions
-from rankdad.remote.run_file import JOURNAL_PAGES, PAGE
+from rankdad.remote.run_file import JOURNAL_PAGES
 from rankdad.simulations.simulator import import_before_forking, simulate
 from rankdad.simulations.spec import SimulationFile
 

@@ -10,7 +10,8 @@ from rankdad.common.metrics.tally_codec import monitoring_bytes, tally_bytes
 from rankdad.common.protocol.message_sizes import step_bytes
 from rankdad.common.protocol.plan import Plan
 from rankdad.common.run.checkpoints import EVERY, KEPT
-from rankdad.remote.run_file import JOURNAL_PAGES, PAGE, row_bytes
+from rankdad.remote.journal import PAGE
+from rankdad.remote.run_file import JOURNAL_PAGES, row_bytes
 
 CELL = 24  # bytes of a number in a table's row
 CONTROL = 1024  # bytes of a message other than steps, beyond sizes from the plan

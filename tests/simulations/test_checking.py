@@ -24,7 +24,7 @@ from rankdad.common.protocol.plan import make_plan
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.solver import NOT_EXACT
 from rankdad.local.admission import NO_SUMS
-from rankdad.remote.run_file import PAGE
+from rankdad.remote.journal import PAGE
 from rankdad.simulations.checking import show_plan
 from rankdad.simulations.verifying import show_verification, verify
 from tests.conftest import SITES, part_of, run_document, run_spec
