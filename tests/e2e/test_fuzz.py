@@ -1,4 +1,4 @@
-"""Thousands of broken messages of every kind to a real aggregator, each when its kind is due: nothing changes."""
+"""Broken messages of every kind to a real aggregator, each when its kind is due: nothing changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.remote.test_fuzz import run as in_one_process
 pytestmark = pytest.mark.slow
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
-FEWEST, MOST = 250, 1_000  # messages of every kind and run
+FEWEST, MOST = 100, 1_000  # messages of every kind and run
 CALLERS = 3  # at once; a site has four connections at most, of which it needs one itself
 WARM = 0.1  # part of the messages after which memory is looked at first
 RUNS: dict[str, dict[str, Any]] = {  # which together exchange every kind of message
@@ -194,7 +194,7 @@ def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[di
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", RUNS)
-def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Path, name: str) -> None:
+def test_broken_messages_of_every_kind_change_nothing(tmp_path: Path, name: str) -> None:
     """Gamma is played here: before each of its contributions, others that are broken come from all sides."""
     changes, messages = RUNS[name], max(FEWEST, examples(MOST))
     undisturbed, digest = in_one_process(Recording, tmp_path / "undisturbed", changes, sent=[])

@@ -22,7 +22,7 @@ FOUR = ("alpha", "beta", "gamma", "delta")
 
 
 def four_sites(tmp_path: Path, **federation: Any) -> Path:
-    return simulation(tmp_path, 200, federation={"sites": list(FOUR)} | federation, training={"epochs": 40})
+    return simulation(tmp_path, 200, federation={"sites": list(FOUR)} | federation, training={"epochs": 20})
 
 
 class Started:
@@ -70,7 +70,7 @@ def started(tmp_path: Path, file: Path) -> Iterator[Started]:
 @pytest.mark.exhaustive
 def test_three_of_four_go_on_and_the_ledger_tells_their_weights(tmp_path: Path) -> None:
     with started(tmp_path, four_sites(tmp_path, quorum=3, grace=0.5)) as processes:
-        wait_for_steps(processes.run, 40)
+        wait_for_steps(processes.run, 20)
         processes.kill("delta")
         processes.wait("alpha", "beta", "gamma")
         summary = processes.summary()
@@ -91,7 +91,7 @@ def test_without_a_quorum_the_run_waits_says_for_whom_and_goes_on(tmp_path: Path
     done = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")
     undisturbed = json.loads(done.stdout)["aggregator_sha256"]
     with started(tmp_path, file) as processes:
-        wait_for_steps(processes.run, 40)
+        wait_for_steps(processes.run, 20)
         processes.kill("delta")
         began = time.monotonic()
         assert wait_for_line(processes.aggregator, "waiting for delta") == "waiting for delta (10 s)\n"

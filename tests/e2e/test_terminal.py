@@ -64,8 +64,8 @@ def test_an_aggregator_draws_on_its_terminal_and_names_who_is_gone(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
-        ((), {}),
         (("--lockstep",), {}),
+        ((), {}),
         ((), {"NO_COLOR": "1"}),
         (("--lockstep",), {"TERM": "dumb"}),
         ((), {"TERM": "dumb"}),
@@ -74,7 +74,7 @@ def test_an_aggregator_draws_on_its_terminal_and_names_who_is_gone(tmp_path: Pat
 def test_a_simulation_draws_where_the_terminal_can_be_drawn_on(
     tmp_path: Path, options: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    file = simulation(tmp_path, 200, training={"epochs": 12})
+    file = simulation(tmp_path, 100, training={"epochs": 6})
     with on_terminal("simulate", file, "--output", tmp_path / "run", *options, environment=environment) as terminal:
         whole = terminal.end()
     assert terminal.process.returncode == 0, whole
@@ -82,8 +82,8 @@ def test_a_simulation_draws_where_the_terminal_can_be_drawn_on(
     dumb = "TERM" in environment
     assert (terminal.screen.moves == 0) == dumb
     assert bool(terminal.screen.colours) == (not environment)
-    lines = re.findall(r"^epoch [0-9]+ of 12 · training loss", whole, re.MULTILINE)
-    assert len(lines) == 12 * dumb
+    lines = re.findall(r"^epoch [0-9]+ of 6 · training loss", whole, re.MULTILINE)
+    assert len(lines) == 6 * dumb
     assert (whole.count(" done\n") == 3) == (not dumb and not options)
     assert "weights: equal at all sites" in whole.replace("\n", " ")
 

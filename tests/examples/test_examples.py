@@ -87,6 +87,7 @@ def test_the_study_of_tables_is_what_init_writes(tmp_path: Path) -> None:
     assert found == kept
 
 
+@pytest.mark.exhaustive
 def test_loop(tmp_path: Path) -> None:
     page = followed("loop", tmp_path)
     page.check(0, 0, 0)
