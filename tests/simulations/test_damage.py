@@ -30,7 +30,7 @@ from rankdad.remote.export import export
 from rankdad.remote.records import DamageError
 from rankdad.remote.run_reader import FILE, reading
 from tests.conftest import run_spec, write_site
-from tests.simulations.recovering import EVERY, Run
+from tests.simulations.recovering import EVERY, Run, tables_of
 
 BESIDE = ("-wal", "-shm")  # of a file that is read
 SMALL: dict[str, Any] = {
@@ -175,7 +175,7 @@ def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_i
 ) -> None:
     undisturbed = cut_short.copy(tmp_path / "undisturbed")
     assert undisturbed.go_on() == cut_short.digest
-    tables, outcomes = tables_of(undisturbed.folder), {"completed": 0, "stopped": 0}
+    tables, outcomes = tables_of(undisturbed.folder / "run"), {"completed": 0, "stopped": 0}
     run = cut_short.copy(tmp_path / "flipped")
     path = run.folder / "run" / FILE
     for at, bit in flips(path.stat().st_size, stride, bits):
@@ -189,18 +189,9 @@ def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_i
         outcomes["completed" if digest else "stopped"] += 1
         assert digest in ("", run.digest), (at, bit)
         assert digest or NAMED.search(said), (at, bit, said)
-        assert not digest or tables_of(run.folder) == tables, (at, bit)
+        assert not digest or tables_of(run.folder / "run") == tables, (at, bit)
         assert digest or path.stat().st_size >= len(damaged) == len(whole), "nothing is cut off"
     assert all(outcomes.values()), outcomes
-
-
-def tables_of(folder: Path) -> dict[str, list[list[str]]]:
-    """Return a run's tables, but for what was measured by a clock."""
-    found = {}
-    for name in ("steps", "metrics"):
-        table = pd.read_csv(folder / "run" / f"{name}.csv", dtype=str, keep_default_na=False)
-        found[name] = table[[column for column in table if "seconds" not in str(column)]].to_numpy().tolist()
-    return found
 
 
 @pytest.mark.slow

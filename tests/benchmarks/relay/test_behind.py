@@ -104,16 +104,6 @@ def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: st
     assert json.loads((tmp_path / "run" / "relay.json").read_text())["connections"] >= 3
 
 
-@pytest.mark.exhaustive
-def test_a_wrong_relay_file_is_named(tmp_path: Path) -> None:
-    relay = relay_file(tmp_path, faults=[{"kind": "reset"}])
-    done = benchmark("behind", relay, simulation(tmp_path), "--output", tmp_path / "run")
-    assert done.returncode != 0
-    assert f"{relay}: faults[0]" in done.stderr
-    assert "[relay-ended]" in done.stderr
-    assert not (tmp_path / "run" / "summary.json").exists()
-
-
 @pytest.mark.slow
 def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
     rule = {"kind": "reset", "direction": "response", "at": [2], "after": 0}
