@@ -86,6 +86,7 @@ def test_three_of_four_go_on_and_the_ledger_tells_their_weights(tmp_path: Path) 
     assert f"sha256 {summary['aggregator_sha256'][:16]}…" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_without_a_quorum_the_run_waits_says_for_whom_and_goes_on(tmp_path: Path) -> None:
     file = four_sites(tmp_path)
     done = rankdad("simulate", file, "--output", tmp_path / "undisturbed", "--json", "--lockstep")

@@ -139,7 +139,7 @@ def test_a_tree_whose_members_prove_who_they_are(tmp_path: Path) -> None:
     assert len(set(digests[0].values())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 def test_64_sites_in_8_regions_are_processes_of_equal_weights(tmp_path: Path) -> None:
     """The aggregator above moves no more than with 16 sites in as many regions."""

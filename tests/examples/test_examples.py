@@ -59,6 +59,7 @@ def followed(name: str, folder: Path) -> Page:
     return page
 
 
+@pytest.mark.exhaustive
 def test_tables(tmp_path: Path) -> None:
     page = followed("tables", tmp_path)
     page.check(0, 0, 0, 0)

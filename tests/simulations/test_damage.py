@@ -32,6 +32,8 @@ from rankdad.remote.run_reader import FILE, reading
 from tests.conftest import run_spec, write_site
 from tests.simulations.recovering import EVERY, Run, tables_of
 
+pytestmark = pytest.mark.slow
+
 BESIDE = ("-wal", "-shm")  # of a file that is read
 SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [2]},
@@ -144,7 +146,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if not path.name.endswith(BESIDE)}
 
 
-@pytest.mark.slow
 def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCaptureFixture) -> None:
     assert all(len(cut_short.checkpoints(of)) == 2 for of in ("alpha", "beta", "run/checkpoints"))
     assert cut_short.go_on() == cut_short.digest
@@ -153,12 +154,12 @@ def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCapture
 
 SWEEPS = [  # every so many bytes, so many bits
     pytest.param(211, 1, id="some"),
-    pytest.param(23, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
-    pytest.param(7, 8, id="all", marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(14400)]),
+    pytest.param(23, 1, id="more", marks=pytest.mark.timeout(1800)),
+    pytest.param(7, 8, id="all", marks=[pytest.mark.exhaustive, pytest.mark.timeout(14400)]),
 ]
 FILE_SWEEPS = [  # most of a small file is pages that are not full
-    pytest.param(2003, 1, id="some"),
-    pytest.param(97, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    pytest.param(6007, 1, id="some"),
+    pytest.param(97, 1, id="more", marks=pytest.mark.timeout(1800)),
     *SWEEPS[2:],
 ]
 
@@ -168,7 +169,6 @@ def flips(size: int, stride: int, bits: int) -> list[tuple[int, int]]:
     return [(at, (at + bit) % 8) for at in range(0, size, stride) for bit in range(bits)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "bits"), FILE_SWEEPS)
 def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_in_a_sentence(
     cut_short: CutShort, tmp_path: Path, caplog: pytest.LogCaptureFixture, stride: int, bits: int
@@ -194,7 +194,6 @@ def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_i
     assert all(outcomes.values()), outcomes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "bits"), SWEEPS)
 @pytest.mark.parametrize(("of", "owner"), [("run/checkpoints", "aggregator"), ("alpha", "alpha")])
 def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
@@ -223,7 +222,6 @@ def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
     assert not caplog.messages, "both are whole"
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_short: CutShort) -> None:
     """What the older one needs of the ledger is then kept."""
     replica = Replica(cut_short.spec)
@@ -244,14 +242,12 @@ def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_shor
     assert len(list(folder.glob("*.damaged"))) == 1
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_of_the_older_checkpoint_changes_nothing(cut_short: CutShort) -> None:
     for of in ("run/checkpoints", "alpha"):
         flip(cut_short.checkpoints(of)[0], 700)
     assert cut_short.go_on() == cut_short.digest
 
 
-@pytest.mark.slow
 def test_a_site_without_a_whole_checkpoint_begins_anew_and_ends_alike(cut_short: CutShort) -> None:
     """Not from the aggregator's, as one that has lost its disk does: that would cost its residuals."""
     for path in cut_short.checkpoints("alpha"):
@@ -259,7 +255,6 @@ def test_a_site_without_a_whole_checkpoint_begins_anew_and_ends_alike(cut_short:
     assert cut_short.go_on() == cut_short.digest
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> None:
     newest = cut_short.checkpoints("alpha")[-1]
     newest.rename(newest.with_name(f"{newest.name[:12]}.safetensors"))
@@ -296,7 +291,6 @@ def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(
         cut_short.go_on()
 
 
-@pytest.mark.slow
 def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
     with reading(cut_short.folder / "run") as file:
         last, whole = file.end - 1, file.update(file.end - 1)
@@ -306,7 +300,6 @@ def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
         assert file.update(last) == whole
 
 
-@pytest.mark.slow
 def test_a_damaged_contribution_to_the_open_round_is_sent_again(cut_short: CutShort) -> None:
     with reading(cut_short.folder / "run") as file:
         due = file.end
@@ -336,7 +329,6 @@ def test_what_a_run_cannot_go_on_without_is_named(cut_short: CutShort, statement
         cut_short.go_on()
 
 
-@pytest.mark.slow
 def test_all_of_a_run_is_checked_and_its_tables_written_by_command(cut_short: CutShort) -> None:
     directory = cut_short.folder / "run"
     done = CliRunner().invoke(app, ["check-run", str(directory)])

@@ -65,7 +65,7 @@ def first_line(process: subprocess.Popen[str], beginning: str) -> str:
     return next(line for line in process.stdout if line.startswith(beginning))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_faults_of_every_kind_change_no_bit(tmp_path: Path) -> None:
     file = simulation(tmp_path, training={"epochs": 4})
     relay = relay_file(tmp_path, seed=1, delay=1, jitter=1, bandwidth=10_000_000, faults=FAULTS)
@@ -82,7 +82,7 @@ def test_faults_of_every_kind_change_no_bit(tmp_path: Path) -> None:
     assert sum(faults.get(kind, {"count": 0})["count"] for kind in ("reorder", "not overtaken")) >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["terminal", "killed"])
 def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: str) -> None:
     file, relay = simulation(tmp_path, training={"epochs": 9999}), relay_file(tmp_path, delay=1)
@@ -126,7 +126,6 @@ def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
     assert "reset: 1 (responses 2)" in out
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_connection_that_goes_silent_for_good_is_left_by_the_site_itself(tmp_path: Path) -> None:
     """After a minute, for which nothing else is done; tests/local/test_http.py has it with less patience."""
