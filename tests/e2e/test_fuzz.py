@@ -8,7 +8,6 @@ import json
 import math
 import random
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,12 +33,13 @@ from rankdad.local.training import TrainingState, train
 from rankdad.remote.audit import AUDIT, MAX_PER_MINUTE
 from rankdad.remote.auth import hashed
 from tests.conftest import SITES, examples, run_document, run_spec, site_config
-from tests.e2e.test_processes import COMMAND, ENVIRONMENT
+from tests.e2e.test_processes import ENVIRONMENT
 from tests.e2e.test_soak import status_of
 from tests.hostile import mutant
 from tests.ports import free_port
 from tests.remote.test_fuzz import MODEL, Recording, kind_of
 from tests.remote.test_fuzz import run as in_one_process
+from tests.warm import Warm
 
 pytestmark = pytest.mark.slow
 
@@ -154,20 +154,19 @@ class Attack:
 
 
 @contextlib.contextmanager
-def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[dict[str, Warm]]:
     """An aggregator that asks for tokens, alpha and beta; what they print goes into files."""
     tokens, policy, factory = tmp_path / "tokens.json", tmp_path / "policy.json", MODEL["factory"]
     tokens.write_text(json.dumps({site: hashed(token) for site, token in TOKENS.items()}))
     policy.write_text(json.dumps(POLICY))
     spec = tmp_path / "run.json"
     spec.write_text(json.dumps(run_document(**changes)))
-    started: dict[str, subprocess.Popen[bytes]] = {}
+    started: dict[str, Warm] = {}
     with contextlib.ExitStack() as stack:
 
         def begin(name: str, *words: object, **more: str) -> None:
             log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
-            command = [*COMMAND, *map(str, words)]
-            started[name] = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT | more)
+            started[name] = Warm(*words, environment=ENVIRONMENT | more, log=log)
 
         try:
             serve = ("--output", tmp_path / "run", "--port", port, "--tokens", tokens, "--allow-factory", factory)
