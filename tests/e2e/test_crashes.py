@@ -23,7 +23,7 @@ from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, 
 from tests.ports import free_port
 
 
-def long_run(tmp_path: Path, method: dict[str, Any], epochs: int = 36, **changes: Any) -> tuple[Path, str]:
+def long_run(tmp_path: Path, method: dict[str, Any], epochs: int = 26, **changes: Any) -> tuple[Path, str]:
     """A run that takes seconds, with dropout, and the digest that it ends with if nobody dies."""
     training = {"epochs": epochs, "schedule": {"name": "cosine"}}
     model, evaluation = (
@@ -69,7 +69,7 @@ def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> 
 
 @pytest.mark.exhaustive
 def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_path: Path) -> None:
-    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, epochs=60)
     command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger"]
     limited = ["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *command]  # 200 KB a file
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT)
@@ -142,11 +142,11 @@ def test_a_killed_site_and_an_aggregator_stopped_and_killed_go_on_to_the_same_bi
     aggregator = start(*serve)
     sites = {name: start("site", tmp_path / "demo" / f"{name}.json", "--patience", 30) for name in SITES}
     try:
-        wait_for_steps(run, 60)
+        wait_for_steps(run, 52)
         sites["beta"].kill()
         sites["beta"].communicate()
         sites["beta"] = start("site", tmp_path / "demo" / "beta.json", "--patience", 30)
-        wait_for_steps(run, 90)
+        wait_for_steps(run, 70)
         began = time.monotonic()
         aggregator.send_signal(signal.SIGTERM)
         _, logged = aggregator.communicate(timeout=10)
@@ -158,7 +158,7 @@ def test_a_killed_site_and_an_aggregator_stopped_and_killed_go_on_to_the_same_bi
         assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
         assert all(site.poll() is None for site in sites.values()), "they wait for it"
         aggregator = start(*serve)
-        wait_for_steps(run, 120)
+        wait_for_steps(run, 90)
         aggregator.kill()
         aggregator.communicate()
         aggregator = start(*serve)
