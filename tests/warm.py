@@ -159,7 +159,7 @@ def _run(
     sys.argv = ["rankdad", *words]
     processes.Popen = WarmWorker  # type: ignore[assignment, attr-defined]
     # Its own processes come from where it came from: else each agent starts a server, and imports everything again.
-    setattr(forkserver._forkserver, "ensure_running", lambda: None)  # type: ignore[attr-defined]  # noqa: B010
+    setattr(forkserver._forkserver, "ensure_running", lambda: None)  # noqa: B010
     from rankdad.__main__ import main
 
     main()
