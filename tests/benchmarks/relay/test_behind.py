@@ -104,7 +104,7 @@ def test_no_process_of_a_simulation_with_a_relay_is_left(tmp_path: Path, how: st
     assert json.loads((tmp_path / "run" / "relay.json").read_text())["connections"] >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_relay_started_by_hand_says_what_it_did(tmp_path: Path) -> None:
     rule = {"kind": "reset", "direction": "response", "at": [2], "after": 0}
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
