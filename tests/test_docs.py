@@ -97,6 +97,7 @@ def test_every_page_is_reached_from_the_index_and_the_front_door_is_short() -> N
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
 
 
+@pytest.mark.slow
 def test_words_that_make_a_page_hard_to_read_do_not_come_back() -> None:
     most = words.known()
     assert {phrase: count for phrase, count in words.counts().items() if count > most.get(phrase, 0)} == {}

@@ -73,6 +73,7 @@ def test_lowrank_needs_torch_alone_and_nothing_of_ours() -> None:
         assert tops - sys.stdlib_module_names <= {"torch", "numpy"}, path
 
 
+@pytest.mark.slow
 def test_the_http_library_is_imported_in_one_place() -> None:
     """So that its continuation, httpx2, is a change of that file."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
@@ -157,6 +158,8 @@ def _run(
     os.environ.update(environment)
     sys.argv = ["rankdad", *words]
     processes.Popen = WarmWorker  # type: ignore[assignment, attr-defined]
+    # Its own processes come from where it came from: else each agent starts a server, and imports everything again.
+    setattr(forkserver._forkserver, "ensure_running", lambda: None)  # noqa: B010
     from rankdad.__main__ import main
 
     main()

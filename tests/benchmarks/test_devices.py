@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.devices import NETWORKS, PARTS, bench_devices
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_has_parts_and_they_take_no_longer_than_it(tmp_path: Path) -> None:
     with (tmp_path / "table").open("w") as file:
         bench_devices("cpu", ("784-1024-1024-10",), 4, 3, Console(file=file, width=120))

@@ -1,6 +1,7 @@
 """What the platform and its form ask of a compspec, as sentences about what is wrong with a document.
 
-`refused` is what the upload says no to, `problems` adds what the form could not show.
+`refused` is what the upload says no to, `problems` adds what the form could not show, and `losses` what the platform
+would lose without a word. Types of fields that our form does not have are not imitated.
 """
 
 from __future__ import annotations
@@ -14,13 +15,10 @@ META_FURTHER = {"compspecVersion": int, "controller": str, "preprocess": bool, "
 IMAGE = {"type", "dockerImage", "command"}
 COMPUTATION = IMAGE | {"input", "output", "display"}
 DISPLAYS = {"string", "table", "iframe", "images", "box_plot", "scatter_plot"}
-CHOICES = {"array", "select", "radio"}
-FILES = {"csv", "freesurfer", "files", "directory"}
-NUMBERS = {"number", "range"}
-TYPES = CHOICES | FILES | NUMBERS | {"string", "set", "matrix", "boolean", "object", "users"}
-MEMBER_TYPES = {"csv", "files", "directory", "number", "string", "boolean", "object"}
+TYPES = {"string", "number", "select", "object", "files", "directory"}
+MEMBER_TYPES = {"number", "files", "directory"}  # the platform shows members more, and loses what they give there
 TEXTS = ("label", "tooltip", "group")
-KEYS = {"type", "source", "default", "order", "conditional", "description", "items", "extensions", "multi", "required"}
+KEYS = {"type", "source", "default", "order", "conditional", "description", "items", "extensions", "required"}
 RANGE = ("min", "max", "step")
 
 
@@ -172,7 +170,7 @@ def of_input(where: str, one: Mapping[str, Any]) -> Iterator[str]:
     if one.get("source") not in ("owner", "member"):
         yield f'{where}: `source` must be "owner" or "member"'
     if not has_type(one, TYPES):
-        yield f"{where}: the form has no type {one.get('type')!r}"
+        yield f"{where}: no type {one.get('type')!r} is known here"
         return
     yield from of_values(where, one)
     yield from of_range(where, one)
@@ -183,7 +181,7 @@ def of_input(where: str, one: Mapping[str, Any]) -> Iterator[str]:
 def of_values(where: str, one: Mapping[str, Any]) -> Iterator[str]:
     """Check the values to choose from."""
     values = one.get("values")
-    if one["type"] in CHOICES:
+    if one["type"] == "select":
         if not isinstance(values, list) or not values or not all(is_text(v) or is_number(v) for v in values):
             yield f"{where}: `values` must be a list of strings or numbers to choose from"
         elif len(set(values)) < len(values):
@@ -195,7 +193,7 @@ def of_values(where: str, one: Mapping[str, Any]) -> Iterator[str]:
 def of_range(where: str, one: Mapping[str, Any]) -> Iterator[str]:
     """Check the range of a number."""
     given = {key: one[key] for key in RANGE if key in one}
-    if given and one["type"] not in NUMBERS:
+    if given and one["type"] != "number":
         yield f"{where}: `{next(iter(given))}` means nothing for the type {one['type']}"
     elif not all(is_number(value) for value in given.values()):
         yield f"{where}: `min`, `max` and `step` must be numbers"
@@ -203,8 +201,6 @@ def of_range(where: str, one: Mapping[str, Any]) -> Iterator[str]:
         yield f"{where}: `min` is larger than `max`"
     elif given.get("step", 1) <= 0:
         yield f"{where}: `step` must be larger than 0"
-    elif one["type"] == "range" and not all(given.get(key) for key in RANGE):
-        yield f"{where}: a range is not shown without `min`, `max` and `step`, or where one of them is 0"
 
 
 def of_conditional(where: str, name: str, conditional: Any, inputs: Mapping[str, Any]) -> Iterator[str]:
@@ -228,22 +224,15 @@ def sound(one: Mapping[str, Any]) -> bool:
 def possible(one: Mapping[str, Any], value: Any) -> bool:
     """Tell whether an input of a known type, with sound values and range, can have this value."""
     match one["type"]:
-        case "boolean":
-            return isinstance(value, bool)
         case "string":
             return isinstance(value, str)
-        case "number" | "range":
+        case "number":
             return in_range(one, value)
-        case "select" | "radio":
+        case "select":
             return value in one["values"] and not isinstance(value, bool)
-        case "array":
-            items = value if isinstance(value, list) else [None]
-            return all(item in one["values"] and not isinstance(item, bool) for item in items)
         case "object":
             return isinstance(value, dict)
-        case "set" | "matrix":
-            return isinstance(value, list) and (one["type"] == "set" or all(isinstance(row, list) for row in value))
-        case "csv" | "freesurfer" | "files":
+        case "files":
             return bool(value == [])  # which shows the field to members; what it holds is chosen, never given
         case "directory":
             return bool(value == "")
@@ -256,3 +245,80 @@ def in_range(one: Mapping[str, Any], value: Any) -> bool:
         return False
     steps = (value - one.get("min", 0)) / one["step"] if "step" in one else 0
     return math.isclose(steps, round(steps), rel_tol=1e-9, abs_tol=1e-9)
+
+
+def pulled(name: str) -> str:
+    """Name the image that is pulled for a `dockerImage`: `:latest` is appended, and of two tags the last one counts.
+
+    With a digest the pull fails: `sha256:…:latest` is no valid tag.
+    """
+    return f"{name}:latest" if "@" in name else f"{untagged(name)}:latest"
+
+
+def started(name: str) -> str:
+    """Name the image that a container is started from for a `dockerImage`: that very one."""
+    return name if "@" in name or name != untagged(name) else f"{name}:latest"
+
+
+def untagged(name: str) -> str:
+    """Take the tag off an image's name; a colon before a slash is a registry's port."""
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]
+
+
+def losses(document: Mapping[str, Any]) -> list[str]:
+    """Return what the platform would lose or fail at without saying so, of a document that is not refused."""
+    computation = document["computation"]
+    image, inputs = computation["dockerImage"], computation["input"] if isinstance(computation["input"], dict) else {}
+    found = []
+    for where in ("computation", "computation.remote"):
+        wanted = (computation if where == "computation" else computation.get("remote", computation))["dockerImage"]
+        if started(wanted) != pulled(image):
+            found.append(f"{where}.dockerImage {wanted} is not what is pulled for {image}: {pulled(image)}")
+    inputs = {name: one for name, one in inputs.items() if isinstance(one, dict) and sound(one)}
+    for name, one in inputs.items():
+        lost = [*lost_of_anybody(name, one), *(lost_of_member if is_members(one) else lost_of_owner)(one)]
+        found += [f"input {name}: {sentence}" for sentence in lost]
+    members = [one for one in inputs.values() if is_members(one)]
+    if {"directory", "files"} <= {one["type"] for one in members}:
+        found.append("a member's directory beside files: what lies outside of it is not linked")
+    return found
+
+
+def is_members(one: Mapping[str, Any]) -> bool:
+    """Tell whether each member fills it in: whatever is not the owner's."""
+    return one.get("source") != "owner"
+
+
+def lost_of_anybody(name: str, one: Mapping[str, Any]) -> Iterator[str]:
+    """Check what breaks or deceives whoever fills in a form."""
+    if name == "fromCache":
+        yield "an input of this name is deleted when the owner types anything"
+    if one["type"] == "files" and not one.get("items"):
+        yield "without `items` the form breaks when a row is added"
+    extensions = one.get("extensions", [])
+    if not all(isinstance(ending, str) and not ending.startswith(".") for ending in extensions):
+        yield f"the file dialog cannot read the extensions {extensions}, they must be a list of endings without dots"
+
+
+def lost_of_member(one: Mapping[str, Any]) -> Iterator[str]:
+    """Check what a member does not see, or gives in vain."""
+    kind = one["type"]
+    if kind not in MEMBER_TYPES:
+        yield f"of what a member gives in a field of type {kind} nothing arrives"
+    elif "default" not in one:
+        yield "without a default members do not see it until the owner has clicked or typed there"
+    if kind == "number":
+        parts = [key for key in (*RANGE, "default") if is_number(one.get(key)) and one[key] % 1]
+        if parts:
+            yield f"a member's number is cut to a whole one: `{parts[0]}` is {one[parts[0]]}"
+    if "conditional" in one:
+        yield "`conditional` hides it from the owner alone, every member must fill it"
+
+
+def lost_of_owner(one: Mapping[str, Any]) -> Iterator[str]:
+    """Check what the owner cannot give, or what arrives in another shape."""
+    if one["type"] in ("files", "directory"):
+        yield f"nobody can pick anything in an owner's {one['type']}"
+    if one["type"] == "select" and not all(one["values"]):
+        yield "the choice 0 sends nothing"

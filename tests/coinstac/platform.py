@@ -68,10 +68,8 @@ class Platform:
         folder: For the folders of all nodes; `nodes[name].input` is where a site's files belong.
         start: Makes a node from name, client id, run id and folder; `functools.partial` adds its options.
         client_ids: Of the sites; by default their alphabetical order is not that of the sites.
-        owner: The site whose client id is the state's `owner`; None leaves it out.
         limits: What is given up at.
         faults: What goes wrong.
-        keep: Whether the record keeps inputs and outputs.
     """
 
     def __init__(
@@ -81,18 +79,16 @@ class Platform:
         start: Start = ProcessNode,
         *,
         client_ids: Sequence[str] | None = None,
-        owner: int | None = 0,
         limits: Limits | None = None,
         faults: Faults | None = None,
-        keep: bool = True,
     ) -> None:
-        self.limits, self.faults, self.keep = limits or Limits(), faults or Faults(), keep
+        self.limits, self.faults = limits or Limits(), faults or Faults()
         ids = client_ids or shuffled_ids(len(inputs))
         run_id = secrets.token_hex(12)
         self.sites = [start(f"local{i}", ids[i], run_id, folder) for i in range(len(inputs))]
         self.remote = start("remote", "remote", run_id, folder)
         self.nodes = {node.name: node for node in (*self.sites, self.remote)}
-        self.owner = None if owner is None else ids[owner]
+        self.owner = ids[0]
         self.inputs = [{variable: entry["value"] for variable, entry in site.items()} for site in inputs]
         self.iterations: list[Iteration] = []
         self.errors: dict[str, BaseException] = {}
@@ -149,7 +145,7 @@ class Platform:
                 self.errors[name] = result
             else:
                 answered[name] = result
-                self.iterations[-1].calls[name] = result if self.keep else forgetful(result)
+                self.iterations[-1].calls[name] = result
         for error in self.errors.values():
             raise error
         return answered
@@ -187,9 +183,7 @@ class Platform:
         return due
 
     def _message(self, node: Node, mode: str, given: Any, number: int) -> str:
-        state = node.directories() | {"clientId": node.client_id, "iteration": number}
-        if self.owner is not None:
-            state["owner"] = self.owner
+        state = node.directories() | {"clientId": node.client_id, "iteration": number, "owner": self.owner}
         data = {"input": given, "cache": self._caches[node.name], "state": state}
         message = dumps({"mode": mode, "data": data})
         if (size := len(message.encode())) > self.limits.message:
@@ -230,8 +224,3 @@ def fingerprint(nodes: Sequence[Node]) -> dict[Path, tuple[int, int]]:
         if not path.is_dir()
         for status in [path.stat()]
     }
-
-
-def forgetful(call: Call) -> Call:
-    """Return the record of a call without what it carried."""
-    return Call(call.seconds, call.bytes_in, call.bytes_out, None, None, call.success, call.cache, call.cache_bytes)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import websockets
 from websockets.sync.server import Server, ServerConnection, serve
 
 from tests.coinstac.client import AbnormalCloseError, ComputationError, Limits, PlatformError
-from tests.coinstac.nodes import ContainerNode, Node, ProcessNode, docker
+from tests.coinstac.nodes import Node, ProcessNode
 from tests.coinstac.platform import Faults, Platform, shuffled_ids
 
 Handler = Callable[["ThreadNode", ServerConnection, dict[str, Any]], Any]
@@ -127,14 +125,6 @@ def test_ids_are_not_in_the_order_of_the_sites() -> None:
         assert ids != sorted(ids)
 
 
-def test_no_owner(tmp_path: Path) -> None:
-    def check(node: ThreadNode, connection: ServerConnection, message: dict[str, Any]) -> Any:
-        assert "owner" not in message["data"]["state"]
-        return add(node, connection, message)
-
-    assert platform(tmp_path, check, owner=None).run() == {"sum": 108}
-
-
 @pytest.mark.slow
 def test_a_fresh_process_every_iteration(tmp_path: Path) -> None:
     run = platform(tmp_path, faults=Faults(fresh_every_iteration=True))
@@ -240,14 +230,6 @@ def test_the_input_is_not_to_be_changed(tmp_path: Path) -> None:
         run.run()
 
 
-def test_memory_is_saved_on_request(tmp_path: Path) -> None:
-    run = platform(tmp_path, keep=False)
-    assert run.run() == {"sum": 108}
-    call = run.iterations[0].calls["local0"]
-    assert (call.input, call.output) == (None, None)
-    assert call.bytes_out > 0
-
-
 SERVER = """
     import argparse, json, os, signal, sys, time
     from websockets.sync.server import serve
@@ -326,32 +308,3 @@ def test_a_process_that_dies_at_once(tmp_path: Path) -> None:
         run.run()
     assert run.nodes["local0"].log.read_text() == "no such thing\n"
     assert run.stops["local0"].status == 1
-
-
-@pytest.fixture
-def image(server: Path) -> Iterator[str]:
-    """An image of the server, on a base that must be there already."""
-    tag, base = "rankdad-test-platform", "python:3.11-slim-bookworm"
-    try:
-        docker("image", "inspect", base)
-    except (OSError, RuntimeError) as error:
-        pytest.skip(str(error))
-    shutil.copytree(Path(websockets.__file__).parent, server.parent / "websockets")
-    lines = [f"FROM {base}", "COPY . /app", "USER 1234", 'CMD ["python", "/app/server.py"]']
-    (server.parent / "Dockerfile").write_text("\n".join(lines))
-    docker("build", "--quiet", "--tag", tag, str(server.parent))
-    yield tag
-    docker("image", "rm", tag)
-
-
-@pytest.mark.slow
-def test_containers(tmp_path: Path, image: str) -> None:
-    start = partial(ContainerNode, image=image, files_owner=1234)
-    faults = Faults(kills=[(1, "local1", "during"), (2, "remote", "before")])
-    run = Platform(SITES[:2], tmp_path / "run", start, faults=faults)
-    assert run.run() == "1 2 "
-    assert [len(node.accepted) for node in run.nodes.values()] == [1, 2, 2]
-    assert (run.nodes["local1"].output / "log").read_text() == "1 1 2 "
-    assert {stop.status for stop in run.stops.values()} == {0}
-    listed = docker("ps", "--all", "--quiet", "--filter", f"ancestor={image}")
-    assert listed == ""

@@ -34,18 +34,6 @@ def offered(choice: Any, choices: Sequence[Any]) -> Any:
     return choice
 
 
-def listed(one: Input) -> Sequence[Any]:
-    """A row's menu is made of `items`: without them the whole form breaks."""
-    if not one.get("items"):
-        raise AppError("the form breaks: there are no `items`")
-    return list(one["items"])
-
-
-def rows(before: Any) -> list[Any]:
-    """Rows are added to those of the default."""
-    return list(before) if isinstance(before, list) else []
-
-
 def number_field(typed: Any) -> str:
     """A browser's number field holds text that is a number, or nothing."""
     text = str(typed)

@@ -39,6 +39,7 @@ def inner(model: nn.Module) -> dict[str, Tensor]:
     return model.get_submodule("model").state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "task"), [("bert", CLASSES), ("gpt2", CLASSES), ("gpt2", LANGUAGE)])
 def test_padding_changes_no_output_and_layers_have_routes(architecture: str, task: dict[str, Any]) -> None:
     pytest.importorskip("transformers")

@@ -22,13 +22,14 @@ def spec_of(shape: tuple[int, ...] = (1, 32, 32), **changes: Any) -> RunSpec:
     return run_spec(model=NETWORK | changes, data={"shape": list(shape)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "norm"),
     [
         ("ResNet10", "group"),
-        pytest.param("ResNet50", "batch", marks=pytest.mark.slow),
-        pytest.param("DenseNet121", "group", marks=pytest.mark.slow),
-        pytest.param("EfficientNetB0", "batch", marks=pytest.mark.slow),
+        ("ResNet50", "batch"),
+        ("DenseNet121", "group"),
+        ("EfficientNetB0", "batch"),
     ],
 )
 def test_what_is_captured_of_a_network_is_its_gradient(network: str, norm: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -113,6 +114,7 @@ def code_of(sync: LowRank, folder: Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_one_error_at_all_ranks(tmp_path: Path) -> None:
     first, second = run_ranks(2, loaded, str(tmp_path))
     assert first == second

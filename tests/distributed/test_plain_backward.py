@@ -61,6 +61,7 @@ def all_told() -> dict[str, list[str]]:
     return {kind: told(kind) for kind in (*CASES, "gone", "its loss")}
 
 
+@pytest.mark.slow
 def test_a_plain_backward_beside_a_low_rank_is_warned_of_once() -> None:
     for found in run_ranks(2, all_told):
         assert found.pop("its loss") == ["loss-of-another-model"]  # ranks came apart without a word

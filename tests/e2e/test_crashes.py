@@ -23,7 +23,7 @@ from tests.e2e.test_processes import COMMAND, ENVIRONMENT, rankdad, simulation, 
 from tests.ports import free_port
 
 
-def long_run(tmp_path: Path, method: dict[str, Any], epochs: int = 60, **changes: Any) -> tuple[Path, str]:
+def long_run(tmp_path: Path, method: dict[str, Any], epochs: int = 26, **changes: Any) -> tuple[Path, str]:
     """A run that takes seconds, with dropout, and the digest that it ends with if nobody dies."""
     training = {"epochs": epochs, "schedule": {"name": "cosine"}}
     model, evaluation = (
@@ -54,7 +54,7 @@ def wait_for_steps(directory: Path, steps: int) -> None:
 def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> None:
     file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
     process = start("simulate", file, "--output", tmp_path / "run", "--ledger", new_session=True)
-    wait_for_steps(tmp_path / "run", 120)
+    wait_for_steps(tmp_path / "run", 60)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     done = rankdad("simulate", "--resume", tmp_path / "run", "--json")
@@ -69,7 +69,7 @@ def test_all_processes_killed_at_once_go_on_to_the_same_bits(tmp_path: Path) -> 
 
 @pytest.mark.exhaustive
 def test_a_full_disk_ends_the_run_with_a_sentence_and_it_goes_on_from_there(tmp_path: Path) -> None:
-    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, epochs=60)
     command = [*COMMAND, "simulate", str(file), "--output", str(tmp_path / "run"), "--ledger"]
     limited = ["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", *command]  # 200 KB a file
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False, env=ENVIRONMENT)
@@ -131,20 +131,34 @@ def test_all_others_wait_for_a_full_disk_and_the_run_goes_on_to_the_same_bits(
         pytest.param({"name": "powersgd", "rank": 2}, id="powersgd", marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
+def test_a_killed_site_and_an_aggregator_stopped_and_killed_go_on_to_the_same_bits(
+    tmp_path: Path, method: dict[str, Any]
+) -> None:
     file, undisturbed = long_run(tmp_path, method)
-    port = free_port()
+    port, run = free_port(), tmp_path / "run"
     split = rankdad("split", file, "--output", tmp_path / "demo", "--aggregator", f"http://127.0.0.1:{port}")
     assert split.returncode == 0, split.stderr
-    serve = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
+    serve = ("aggregator", file, "--output", run, "--port", port)
     aggregator = start(*serve)
     sites = {name: start("site", tmp_path / "demo" / f"{name}.json", "--patience", 30) for name in SITES}
     try:
-        wait_for_steps(tmp_path / "run", 80)
+        wait_for_steps(run, 52)
         sites["beta"].kill()
         sites["beta"].communicate()
         sites["beta"] = start("site", tmp_path / "demo" / "beta.json", "--patience", 30)
-        wait_for_steps(tmp_path / "run", 200)
+        wait_for_steps(run, 70)
+        began = time.monotonic()
+        aggregator.send_signal(signal.SIGTERM)
+        _, logged = aggregator.communicate(timeout=10)
+        assert time.monotonic() - began < 4
+        assert (aggregator.returncode, "Traceback" in logged) == (130, False)
+        last = logged.splitlines()[-1]
+        assert last.startswith("error: stopped by SIGTERM; the records are in")
+        assert "the same command resumes it" in last
+        assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+        assert all(site.poll() is None for site in sites.values()), "they wait for it"
+        aggregator = start(*serve)
+        wait_for_steps(run, 90)
         aggregator.kill()
         aggregator.communicate()
         aggregator = start(*serve)
@@ -159,6 +173,9 @@ def test_a_killed_site_and_a_killed_aggregator_go_on_to_the_same_bits(tmp_path: 
         for process in (aggregator, *sites.values()):
             process.kill()
             process.communicate()
+    audit = [json.loads(line)["what"] for line in (run / "audit.jsonl").read_text().splitlines()]
+    ways = [what.removeprefix("run ") for what in audit if what.startswith("run ")]
+    assert ways == ["started", "ended", "resumed", "resumed", "ended"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert set(summary["weights_sha256"].values()) == {undisturbed}
     assert references_of(tmp_path / "run") == references_of(tmp_path / "undisturbed")

@@ -10,11 +10,10 @@ import contextlib
 import http.client
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,14 @@ import pytest
 import torch
 
 from rankdad.common.data import SiteData
-from rankdad.common.metrics.sums import Tally, parts
 from rankdad.common.policy import EVERYTHING
-from rankdad.common.protocol.codec import pack, unpack
+from rankdad.common.protocol.codec import pack
 from rankdad.common.protocol.message_sizes import body_limit
 from rankdad.common.protocol.messages import Kind, Message
-from rankdad.common.protocol.plan import Plan
-from rankdad.common.rounds.evaluation import Evaluation
 from rankdad.common.rounds.goodbye import Goodbye
-from rankdad.common.rounds.paired import Squares
-from rankdad.common.rounds.sums import Sums
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.run.weight_sketch import PARTS
-from rankdad.common.spec import RunSpec
 from rankdad.local.drivers.drive import drive
 from rankdad.local.drivers.http import AggregatorClient
 from rankdad.local.observer import Observer
@@ -45,24 +38,12 @@ from rankdad.local.site import site_of
 from rankdad.local.training import Result, TrainingState
 from rankdad.remote.auth import Identity, hashed
 from rankdad.simulations import lockstep
-from tests.common.metrics.samples import tallied
 from tests.conftest import SITES, run_spec, site_config
-from tests.remote.lying import EXACT, squares_lies, sums_lies
 from tests.remote.serving import Served, serving
 
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
 IDENTITY = Identity(SITES, {site: hashed(token) for site, token in TOKENS.items()})
 METHOD = {"name": "rank-dad", "rank": 2}
-FITTED: dict[str, dict[str, Any]] = {
-    "steps": {"evaluation": {"name": "holdout", "references": ["local", "linear", "site"]}},
-    "exact": EXACT | {"evaluation": {"name": "holdout", "references": ["local", "site"]}},
-    "calibrated": EXACT
-    | {
-        "task": {"name": "regression"},
-        "preparation": {"standardise": "federated"},
-        "evaluation": {"name": "k-fold", "folds": 2, "repeats": 2, "references": ["site"]},
-    },
-}
 HELD_STEP = 5  # in which gamma stops
 STRANGER = "w" * 64
 
@@ -126,9 +107,8 @@ def taking_part(
     data: dict[str, SiteData],
     threads: ThreadPoolExecutor,
     lap: Callable[[str, RunState, str], None] = lambda *_: None,
-    gamma: type[AggregatorClient] = AggregatorClient,
 ) -> dict[str, Future[Result]]:
-    """Let every site train, each in a thread; gamma may speak through a client of its own."""
+    """Let every site train, each in a thread."""
     spec, plan = served.aggregator.spec, served.aggregator.plan
     # Before there are threads: they share torch's generator, from which initial weights are drawn.
     run_states = {site: RunState(spec, plan, Replica(spec)) for site in SITES}
@@ -139,7 +119,7 @@ def taking_part(
         token = served.directory.parent / f"{site}.token"
         token.write_text(TOKENS[site])
         config = site_config(served.port, name=site, token_file=str(token))
-        with (gamma if site == "gamma" else AggregatorClient)(config) as client:
+        with AggregatorClient(config) as client:
             return drive(training, client, site)
 
     return {site: threads.submit(take_part, site) for site in SITES}
@@ -265,134 +245,3 @@ def test_nothing_that_is_sent_in_the_middle_of_a_run_changes_it(
     assert len(set(undisturbed.values())) == 1
     assert [(line["status"], line["reason"]) for line in lines] == refused
     assert {line["address"] for line in lines} == {"127.0.0.1"}
-
-
-Row = tuple[str, int, str, bytes]  # what, status, code, body
-
-
-def broken(body: bytes) -> Iterator[Row]:
-    """Yield what is no message of its kind, or of no round that is due."""
-    document = msgpack.unpackb(body)
-    fields, number = document["d"], int.from_bytes(document["r"], "little")
-    key = "values" if "values" in fields else "tally"
-    values = fields[key]
-
-    def told(what: str, status: int, code: str, **changes: Any) -> Row:
-        return what, status, code, msgpack.packb(document | {"d": fields | changes})
-
-    def framed(what: str, status: int, code: str, **changes: Any) -> Row:
-        return what, status, code, msgpack.packb(document | changes)
-
-    for what, changed in {
-        "a byte fewer": values[:-1],
-        "half as wide": values[: len(values) // 2],
-        "nothing": b"",
-        "twice as many": values * 2,
-        "a list": [1.0] * 8,
-        "a map": {"values": values},
-    }.items():
-        yield told(what, 422, "body-malformed", **{key: changed})
-    yield told("without end", 413, "body-too-large", **{key: bytes(4_000_000)})
-    yield told("a field more", 422, "body-malformed", weights=values)
-    for name in fields.keys() & {"stage", "split"}:
-        other = {"linear-1": "linear-2", "test": "validation", "validation": "test"}.get(fields[name], "linear-1")
-        yield told(f"another {name}", 4, "", **{name: other})  # of another size, too, or only not due
-        for what, changed in {"no": None, "an unknown": "labels ", "an endless": "y" * 3000}.items():
-            yield told(f"{what} {name}", 422, "body-malformed", **{name: changed})
-    if "fold" in fields:
-        yield told("another fold", 409, "fields-differ", fold=fields["fold"] + 1)
-        yield told("a fold far off", 422, "body-malformed", fold=2**60)
-    if "samples" in fields:
-        yield told("more samples", 422, "weight-differs", samples=fields["samples"] + 1)
-        yield told("fewer than none", 422, "body-malformed", samples=-1)
-    yield framed("another phase", 422, "number-out-of-range", p=1)
-    yield framed("another kind", 422, "body-malformed", k=int(Kind.STEP))
-    yield framed("the next round", 409, "round-unexpected", r=(number + 1).to_bytes(8, "little"))
-
-
-def tally_lies(spec: RunSpec, body: Evaluation) -> Iterator[tuple[str, Evaluation]]:
-    """Yield sums that no samples have, and of tests calibrations, of the model, of the guess and of a reference."""
-
-    def changed(tally: Tally, counts: Any = None, sums: Any = None) -> Tally:
-        made = Tally(tally.counts.clone(), tally.sums.clone())
-        for part, numbers in ((made.counts, counts), (made.sums, sums)):
-            for at, value in numbers or ():
-                part[at] += value
-        return made
-
-    lies = {
-        "a negative loss": changed(body.tally, sums=[(0, -1e9)]),
-        "more": changed(body.tally, sums=[(1, 1e9)]),
-        "NaN": changed(body.tally, sums=[(1, float("nan"))]),
-    }
-    if body.split == "validation":
-        lies["more hits"] = changed(body.tally, [(1, 10**6)])
-    elif hits := ((found := parts(spec.task, body.tally)).calibration.flatten() > 0).nonzero().tolist():
-        hit = body.tally.counts.numel() - found.calibration.numel() + hits[0][0]
-        lies["a hit less"] = changed(body.tally, [(hit, -1)])
-        lies["a hit elsewhere"] = changed(body.tally, [(hit, -1), (hit ^ 1, 1)])
-        labels = torch.zeros(body.tally.samples, dtype=torch.int64)
-        yield (
-            "a guess of other labels",
-            body.model_copy(update={"baseline": tallied(spec.task, torch.zeros(len(labels), 3), labels)}),
-        )
-    for what, lie in lies.items():
-        for field in ("tally", *["baseline"] * (body.baseline is not None)):
-            yield f"{what} of {field}", body.model_copy(update={field: lie})
-        if body.references:
-            yield f"{what} of a reference", body.model_copy(update={"references": (lie, *body.references[1:])})
-
-
-def lies_of(spec: RunSpec, plan: Plan, body: bytes) -> Iterator[Row]:
-    """Yield all that may be told in place of a true contribution."""
-    yield from broken(body)
-    true = unpack(body, plan, up=True)
-    if isinstance(true.body, Evaluation):
-        lies: Iterator[tuple[str, Any]] = tally_lies(spec, true.body)
-    else:
-        assert isinstance(true.body, Sums | Squares)
-        stage, values = getattr(true.body, "stage", "paired"), true.body.values
-        wrong = squares_lies(spec, stage, values) if stage == "paired" else sums_lies(spec, stage, values)
-        told = wrong if stage.startswith(("linear", "own", "paired")) else ()  # sums of other stages may be below 0
-        lies = ((what, true.body.model_copy(update={"values": one})) for what, one in told)
-    for what, lie in lies:
-        yield what, 422, "", pack(replace(true, body=lie), plan, up=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fitted", FITTED)
-def test_sums_that_lie_change_nothing(
-    tmp_path: Path, site_data: Callable[..., dict[str, SiteData]], fitted: str
-) -> None:
-    """Of the solver, of own coefficients, of tests and comparisons: gamma tells every lie before the truth."""
-    spec = run_spec(**FITTED[fitted])
-    data = site_data(spec, (90, 60, 40))
-    undisturbed = lockstep.run(spec, data, tmp_path / "undisturbed")["alpha"].weights_sha256
-    told = Counter[str]()
-
-    class Liar(AggregatorClient):
-        def exchange(self, body: bytes, round_: int, computed: float | None = None) -> bytes:
-            fields = msgpack.unpackb(body).get("d", {})
-            kind = fields.get("stage") or fields.get("split") or ("paired" if "values" in fields else "")
-            kind = kind.rstrip("0123456789")
-            if kind and not told[kind]:  # later rounds and folds are like the first
-                served.until(lambda: served.aggregator.barrier.missing() == ("gamma",))
-                before = state_of(served)
-                others = ((f"as {site}", 403, "certificate-of-another-site", body) for site in SITES[:2])
-                for what, status, code, lie in (*lies_of(spec, served.aggregator.plan, body), *others):
-                    site = what.removeprefix("as ")
-                    path = f"/rounds/{site if site in SITES else 'gamma'}"
-                    got, answer = ask(served, "POST", path, lie, token=TOKENS["gamma"])
-                    assert status in (got, got // 100), (kind, what, answer)
-                    assert code in ("", json.loads(answer)["code"]), (kind, what, answer)
-                    assert state_of(served) == before, (kind, what)
-                    told[kind] += 1
-            return super().exchange(body, round_, computed)
-
-    with serving(tmp_path / "run", IDENTITY, **FITTED[fitted]) as served, ThreadPoolExecutor() as threads:
-        results = taking_part(served, data, threads, gamma=Liar)
-        results["gamma"].result(60)  # says what was taken; the others only that gamma has failed
-        ended = {site: result.result(60).weights_sha256 for site, result in results.items()}
-    assert ended == dict.fromkeys(SITES, undisturbed)
-    expected = {"steps": "linear-", "exact": "own-coefficients", "calibrated": "label-squares"}
-    assert told.keys() >= {"paired", "test", expected[fitted]}

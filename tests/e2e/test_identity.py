@@ -1,16 +1,13 @@
-"""Real processes that prove who they are, and an aggregator that is stopped and goes on."""
+"""Real processes that prove who they are."""
 
 from __future__ import annotations
 
 import json
-import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import SITES, write_policy
-from tests.e2e.test_crashes import long_run, wait_for_steps
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
 from tests.ports import free_port
 
@@ -52,55 +49,3 @@ def test_a_whole_run_with_start_kits(tmp_path: Path) -> None:
     assert (audit[0]["what"], audit[-1]["what"], audit[-1]["status"]) == ("run started", "run ended", "completed")
     came = sorted((line["what"], line["site"]) for line in audit[1:-1])
     assert came == sorted((what, site) for what in ("identified", "accepted hello") for site in SITES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
-def test_a_stopped_aggregator_goes_on_and_its_sites_wait_for_it(tmp_path: Path, number: signal.Signals) -> None:
-    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2})
-    port = free_port()
-    split = rankdad("split", file, "--output", tmp_path / "demo", "--aggregator", f"http://127.0.0.1:{port}")
-    assert split.returncode == 0, split.stderr
-    serve = ("aggregator", file, "--output", tmp_path / "run", "--port", port)
-    aggregator = start(*serve)
-    sites = {name: start("site", tmp_path / "demo" / f"{name}.json", "--patience", 30) for name in SITES}
-    try:
-        wait_for_steps(tmp_path / "run", 60)
-        began = time.monotonic()
-        aggregator.send_signal(number)
-        _, complained = aggregator.communicate(timeout=10)
-        assert time.monotonic() - began < 4
-        assert aggregator.returncode == 130
-        assert complained.splitlines()[-1].startswith(f"error: stopped by {number.name}; the records are in")
-        assert "the same command resumes it" in complained
-        assert "Traceback" not in complained
-        assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
-        assert all(site.poll() is None for site in sites.values())
-        aggregator = start(*serve)
-        for name, site in sites.items():
-            said, complained = site.communicate(timeout=60)
-            assert site.returncode == 0, (name, said, complained)
-        _, complained = aggregator.communicate(timeout=60)
-        assert aggregator.returncode == 0, complained
-    finally:
-        for process in (aggregator, *sites.values()):
-            process.kill()
-            process.communicate()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert set(summary["weights_sha256"].values()) == {undisturbed}
-    audit = [json.loads(line)["what"] for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
-    assert [what for what in audit if what.startswith("run ")] == [
-        "run started",
-        "run ended",
-        "run resumed",
-        "run ended",
-    ]
-
-
-@pytest.mark.slow
-def test_an_aggregator_open_to_all_is_refused_before_it_listens(tmp_path: Path) -> None:
-    file = simulation(tmp_path)
-    done = rankdad("aggregator", file, "--output", tmp_path / "run", "--host", "0.0.0.0", "--port", 0)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: --host 0.0.0.0: can be reached from outside without encryption; give")
-    assert not (tmp_path / "run").exists()

@@ -33,6 +33,7 @@ def test_a_figure_is_made_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (output / "README.md").read_text() == page
 
 
+@pytest.mark.exhaustive
 def test_what_cannot_be_made_is_said_at_once(tmp_path: Path) -> None:
     missing = benchmark("paper", "all", "--quick", "--data", str(tmp_path), "--output", str(tmp_path / "out"))
     assert missing.returncode == 2

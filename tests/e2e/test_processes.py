@@ -278,25 +278,6 @@ def spoiled(tmp_path: Path, **arrays: Any) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("assignment", "said"),
-    [
-        ("run.method.rank=0", "run.method.rank: got 0, expected greater than or equal to 1"),
-        ('run.training.epochs="2"', 'run.training.epochs: got "2"'),
-        ("run.task.classes=2", "y (the label) holds 2 in row"),
-        ('simulation.source.path="nowhere.npz"', "nowhere.npz: does not exist"),
-        ('simulation.partition={"name":"iid","shares":[1,1,0.001]}', "gamma is left without samples"),
-        ("run.data.shape=[5]", "expected [samples, 5]"),
-        ('run.model={"name":"mlp","hidden":[4],"dropout":1.0}', "run.model.dropout: got 1.0"),
-        ('run.model={"name":"factory","factory":"os:getcwd"}', "os:getcwd is not allowed here"),
-    ],
-)
-def test_a_mistake_in_the_file_is_a_sentence(
-    tmp_path: Path, refused: Callable[..., str], assignment: str, said: str
-) -> None:
-    assert said in refused("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", assignment)
-
-
 def test_a_mistake_ends_a_command_with_status_2(tmp_path: Path) -> None:
     """And a command starts by itself."""
     words = ("simulate", simulation(tmp_path), "--output", tmp_path / "run", "--set", "run.method.rank=0")
@@ -318,14 +299,6 @@ def test_check_finds_the_same_mistakes_without_running(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "no aggregator for 5 s" in done.stderr
     assert time.monotonic() - began < 10
-
-
-def test_an_unreadable_data_file_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
-    file = simulation(tmp_path)
-    whole = (tmp_path / "pool" / "data.npz").read_bytes()
-    for damaged in (b"not an archive", whole[: len(whole) // 2], whole[:200] + bytes(200) + whole[400:]):
-        (tmp_path / "pool" / "data.npz").write_bytes(damaged)
-        assert "data.npz: is not a readable npz file" in refused("simulate", file, "--output", tmp_path / "run")
 
 
 def test_an_output_that_already_holds_a_run_is_not_touched(tmp_path: Path, refused: Callable[..., str]) -> None:

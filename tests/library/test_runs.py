@@ -348,7 +348,7 @@ def test_processes_of_their_own_give_the_same_weights_and_the_same_sentences(
         simulated(data=frame, processes=True, output=run.directory)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_notebook_runs_from_beginning_to_end() -> None:
     import nbclient

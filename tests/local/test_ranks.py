@@ -217,6 +217,7 @@ def cannot_go_on(rank: int, answers: Any) -> None:
         answers.put((str(error), time.monotonic() - begun, held is not None))
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_go_on_is_named_at_once_by_ranks_that_hold_the_group() -> None:
     said, seconds, _ = answer_of(cannot_go_on)
     assert said == "rank 1: has no data"
@@ -238,6 +239,7 @@ def waits_elsewhere(rank: int, answers: Any) -> None:
                 raise
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_go_on_is_heard_by_rank_0_while_that_waits_for_other_sites() -> None:
     assert answer_of(waits_elsewhere) == ("rank 1: has no data", "no-data")
 

@@ -10,7 +10,7 @@ from tests.remote.report.browser import Browser
 from tests.remote.report.test_browser import CLIPPED, CONTRAST, OUTSIDE, OVERLAPPING
 
 PATIENCE = 60.0
-LOOKS = [(1200, False), (1200, True), (400, False), (400, True)]
+LOOKS = [(1200, True), (400, False)]
 TEXT = "document.body?.innerText ?? ''"
 
 

@@ -18,8 +18,7 @@ from rankdad.local.drivers.http_library import httpx
 from rankdad.remote.auth import hashed
 from tests.conftest import SITES
 from tests.e2e.test_processes import rankdad, simulation, start, wait_for_line
-from tests.page.looking import LOOKS, TEXT, check_look, until
-from tests.page.test_serving import still_improving
+from tests.page.looking import LOOKS, check_look, until
 from tests.remote.report.browser import Browser
 from tests.remote.report.test_browser import OUTSIDE
 from tests.remote.serving import serving
@@ -111,23 +110,6 @@ def text_of(chromium: Browser, element: str) -> str:
     return found
 
 
-def test_a_wrong_token_shows_nothing(chromium: Browser, federation: Federation) -> None:
-    page, name = f"{federation.address}page/", "small"
-    with httpx.Client(trust_env=False, timeout=20, follow_redirects=True) as client:
-        for given in ({}, {"authorization": "Bearer wrong"}, {"cookie": f"rankdad-{client.base_url.port}=wrong"}):
-            for path in ("", "state", "events", "page.js", "charts.js", "plotly.js"):
-                answer = client.get(page + path, headers=given)
-                assert answer.status_code == 401
-                assert not any(word in answer.text for word in (name, *SITES, federation.token))
-    chromium.open(page, 1200)
-    before = chromium.evaluate(TEXT)
-    chromium.evaluate("document.getElementById('token').value = 'wrong'; document.forms[0].submit()")
-    until(lambda: "not known here" in chromium.evaluate(TEXT))
-    after = chromium.evaluate(TEXT)
-    assert not any(word in before + after for word in (name, *SITES))
-    assert chromium.evaluate("document.cookie") == ""
-
-
 def test_curves_grow_and_nothing_comes_from_elsewhere(chromium: Browser, federation: Federation) -> None:
     until(lambda: federation.state()["stand"]["epoch"] >= 2, what="the run does not train")
     chromium.requests.clear()
@@ -178,18 +160,6 @@ def test_keys_reach_all_that_can_be_chosen(chromium: Browser, federation: Federa
     chromium.evaluate(CHOOSE)
     names = [trace["name"] for trace in chromium.evaluate("document.getElementById('metric-chart').data")]
     assert names[:2] == ["beta", "all together"]
-
-
-def test_a_training_that_was_still_improving_is_warned_of_with_its_remedy(chromium: Browser, tmp_path: Path) -> None:
-    token = "a viewer's token, which is long"
-    with serving(tmp_path / "run", viewers={"pi": hashed(token)}) as served:
-        still_improving(served.aggregator.recorder, best=1)
-        warning = served.aggregator.recorder.progress.undertrained["warning"]
-        status = "document.getElementById('status')?.innerText ?? ''"  # a page that loads has none yet
-        for width, dark in LOOKS:
-            shown(chromium, Federation(f"http://127.0.0.1:{served.port}/", token, {}), width, dark=dark, drawn=0)
-            until(lambda: warning in chromium.evaluate(status), 10, "the page does not warn")
-            check_look(chromium, width, dark=dark)
 
 
 def test_64_sites_and_100_000_steps_stay_smooth(chromium: Browser, tmp_path: Path) -> None:

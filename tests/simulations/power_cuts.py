@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-
 from rankdad.common.data import SiteData, read_site
 from rankdad.common.spec import RunSpec
 from rankdad.remote.records import Retention
 from tests.conftest import SITES, run_spec, write_site
-from tests.simulations.recovering import LEDGER_OPTIONS, Run
+from tests.simulations.recovering import LEDGER_OPTIONS, Run, tables_of
 
 BLOCK = 512  # bytes that a disk writes whole
 SPEC = {"model": {"name": "mlp", "hidden": [4]}, "training": {"epochs": 2, "validation": 0.2}}
@@ -124,15 +122,6 @@ class Cut(Run):
                 file.seek(int(file.readline().split(b" ", 4)[3]), os.SEEK_CUR)
                 places.append(file.tell())
         return places
-
-
-def tables_of(directory: Path) -> dict[str, list[list[str]]]:
-    """Return a run's tables, but for what a clock has measured."""
-    found = {}
-    for name in ("steps", "metrics"):
-        table = pd.read_csv(directory / f"{name}.csv", dtype=str, keep_default_na=False)
-        found[name] = table[[column for column in table if "seconds" not in str(column)]].to_numpy().tolist()
-    return found
 
 
 def data_of(spec: RunSpec, folder: Path) -> dict[str, SiteData]:

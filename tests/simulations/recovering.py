@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from rankdad.common.data import SiteData
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.messages import Ask
@@ -174,6 +176,17 @@ FACTORED = {"optimizer": {"name": "adam", "lr": 0.01, "second_moment": "factored
 
 def dying(every: int) -> Callable[[int], str | None]:
     return lambda message: "aggregator" if message % every == 0 else None
+
+
+def tables_of(directory: Path) -> dict[str, list[list[str]]]:
+    """Return a run's tables, but for what a clock has measured, which never runs backwards."""
+    found = {}
+    for name in ("steps", "metrics"):
+        table = pd.read_csv(directory / f"{name}.csv", dtype=str, keep_default_na=False)
+        timed = [column for column in table if "seconds" in str(column)]
+        assert not any(value.startswith("-") for value in table[timed].to_numpy().flatten())
+        found[name] = table.drop(columns=timed).to_numpy().tolist()
+    return found
 
 
 def size_of(path: Path) -> int:

@@ -30,7 +30,9 @@ from rankdad.remote.export import export
 from rankdad.remote.records import DamageError
 from rankdad.remote.run_reader import FILE, reading
 from tests.conftest import run_spec, write_site
-from tests.simulations.recovering import EVERY, Run
+from tests.simulations.recovering import EVERY, Run, tables_of
+
+pytestmark = pytest.mark.slow
 
 BESIDE = ("-wal", "-shm")  # of a file that is read
 SMALL: dict[str, Any] = {
@@ -144,7 +146,6 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if not path.name.endswith(BESIDE)}
 
 
-@pytest.mark.slow
 def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCaptureFixture) -> None:
     assert all(len(cut_short.checkpoints(of)) == 2 for of in ("alpha", "beta", "run/checkpoints"))
     assert cut_short.go_on() == cut_short.digest
@@ -153,12 +154,12 @@ def test_an_undamaged_run_goes_on(cut_short: CutShort, caplog: pytest.LogCapture
 
 SWEEPS = [  # every so many bytes, so many bits
     pytest.param(211, 1, id="some"),
-    pytest.param(23, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
-    pytest.param(7, 8, id="all", marks=[pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(14400)]),
+    pytest.param(23, 1, id="more", marks=pytest.mark.timeout(1800)),
+    pytest.param(7, 8, id="all", marks=[pytest.mark.exhaustive, pytest.mark.timeout(14400)]),
 ]
 FILE_SWEEPS = [  # most of a small file is pages that are not full
-    pytest.param(2003, 1, id="some"),
-    pytest.param(97, 1, id="more", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    pytest.param(6007, 1, id="some"),
+    pytest.param(97, 1, id="more", marks=pytest.mark.timeout(1800)),
     *SWEEPS[2:],
 ]
 
@@ -168,14 +169,13 @@ def flips(size: int, stride: int, bits: int) -> list[tuple[int, int]]:
     return [(at, (at + bit) % 8) for at in range(0, size, stride) for bit in range(bits)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "bits"), FILE_SWEEPS)
 def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_in_a_sentence(
     cut_short: CutShort, tmp_path: Path, caplog: pytest.LogCaptureFixture, stride: int, bits: int
 ) -> None:
     undisturbed = cut_short.copy(tmp_path / "undisturbed")
     assert undisturbed.go_on() == cut_short.digest
-    tables, outcomes = tables_of(undisturbed.folder), {"completed": 0, "stopped": 0}
+    tables, outcomes = tables_of(undisturbed.folder / "run"), {"completed": 0, "stopped": 0}
     run = cut_short.copy(tmp_path / "flipped")
     path = run.folder / "run" / FILE
     for at, bit in flips(path.stat().st_size, stride, bits):
@@ -189,21 +189,11 @@ def test_a_flipped_bit_of_the_runs_file_ends_in_the_same_weights_and_tables_or_i
         outcomes["completed" if digest else "stopped"] += 1
         assert digest in ("", run.digest), (at, bit)
         assert digest or NAMED.search(said), (at, bit, said)
-        assert not digest or tables_of(run.folder) == tables, (at, bit)
+        assert not digest or tables_of(run.folder / "run") == tables, (at, bit)
         assert digest or path.stat().st_size >= len(damaged) == len(whole), "nothing is cut off"
     assert all(outcomes.values()), outcomes
 
 
-def tables_of(folder: Path) -> dict[str, list[list[str]]]:
-    """Return a run's tables, but for what was measured by a clock."""
-    found = {}
-    for name in ("steps", "metrics"):
-        table = pd.read_csv(folder / "run" / f"{name}.csv", dtype=str, keep_default_na=False)
-        found[name] = table[[column for column in table if "seconds" not in str(column)]].to_numpy().tolist()
-    return found
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("stride", "bits"), SWEEPS)
 @pytest.mark.parametrize(("of", "owner"), [("run/checkpoints", "aggregator"), ("alpha", "alpha")])
 def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
@@ -232,7 +222,6 @@ def test_a_flipped_bit_of_a_checkpoint_lets_the_older_one_stand(
     assert not caplog.messages, "both are whole"
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_short: CutShort) -> None:
     """What the older one needs of the ledger is then kept."""
     replica = Replica(cut_short.spec)
@@ -253,14 +242,12 @@ def test_a_checkpoint_that_is_damaged_meanwhile_is_not_counted_any_more(cut_shor
     assert len(list(folder.glob("*.damaged"))) == 1
 
 
-@pytest.mark.slow
 def test_a_flipped_bit_of_the_older_checkpoint_changes_nothing(cut_short: CutShort) -> None:
     for of in ("run/checkpoints", "alpha"):
         flip(cut_short.checkpoints(of)[0], 700)
     assert cut_short.go_on() == cut_short.digest
 
 
-@pytest.mark.slow
 def test_a_site_without_a_whole_checkpoint_begins_anew_and_ends_alike(cut_short: CutShort) -> None:
     """Not from the aggregator's, as one that has lost its disk does: that would cost its residuals."""
     for path in cut_short.checkpoints("alpha"):
@@ -268,7 +255,6 @@ def test_a_site_without_a_whole_checkpoint_begins_anew_and_ends_alike(cut_short:
     assert cut_short.go_on() == cut_short.digest
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_is_refused(cut_short: CutShort) -> None:
     newest = cut_short.checkpoints("alpha")[-1]
     newest.rename(newest.with_name(f"{newest.name[:12]}.safetensors"))
@@ -305,7 +291,6 @@ def test_a_whole_checkpoint_that_holds_something_else_is_refused_in_a_sentence(
         cut_short.go_on()
 
 
-@pytest.mark.slow
 def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
     with reading(cut_short.folder / "run") as file:
         last, whole = file.end - 1, file.update(file.end - 1)
@@ -315,7 +300,6 @@ def test_a_damaged_update_is_made_again(cut_short: CutShort) -> None:
         assert file.update(last) == whole
 
 
-@pytest.mark.slow
 def test_a_damaged_contribution_to_the_open_round_is_sent_again(cut_short: CutShort) -> None:
     with reading(cut_short.folder / "run") as file:
         due = file.end
@@ -345,7 +329,6 @@ def test_what_a_run_cannot_go_on_without_is_named(cut_short: CutShort, statement
         cut_short.go_on()
 
 
-@pytest.mark.slow
 def test_all_of_a_run_is_checked_and_its_tables_written_by_command(cut_short: CutShort) -> None:
     directory = cut_short.folder / "run"
     done = CliRunner().invoke(app, ["check-run", str(directory)])

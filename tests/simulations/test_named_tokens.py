@@ -68,6 +68,7 @@ def trained(folder: Path, spec: RunSpec, patients: int, tokenizer: bytes = b"") 
     run(spec, data, folder / "run", policies=dict.fromkeys(data, policy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("patients", "task"), [(2, CLASSES), (44, CLASSES), (2, {"name": "language-model"})])
 def test_bytes_of_few_patients_do_not_travel(tmp_path: Path, sent: Sent, patients: int, task: dict[str, Any]) -> None:
     trained(tmp_path, text_spec(data={"length": 64}, model={"tied": False}, task=task, **SIZES), patients)
@@ -89,6 +90,7 @@ def test_short_texts_are_refused(tmp_path: Path, words: tuple[int, int]) -> None
         assert found[:2] == ("texts-too-short", "data.column")
 
 
+@pytest.mark.slow
 def test_bytes_of_one_text_in_a_step_do_not_travel(tmp_path: Path, sent: Sent) -> None:
     """Such a row told the next byte of a language model's text, a letter of a name."""
     trained(tmp_path, text_spec(data={"length": 64}, **SIZES), 3)
@@ -113,6 +115,7 @@ def tokenizer_spec(content: bytes, tokens: int, **changes: Any) -> RunSpec:
     return text_spec(data={"tokenizer": own}, **SIZES | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patients", [5, 44])
 def test_a_tokenizers_tokens_of_few_patients_do_not_travel(
     tmp_path: Path, sent: Sent, patients: int, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +158,7 @@ def test_no_row_is_about_one_patients_text(texts: list[list[int]], expected: lis
     assert without_rare_tokens(torch.tensor(texts), None, 2).tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["positions"], indirect=True)
 @pytest.mark.parametrize(
     ("longer", "task"), [(1, CLASSES), (5, CLASSES), (5, {"name": "language-model"}), (44, CLASSES)]
@@ -173,6 +177,7 @@ def test_places_that_few_texts_reach_do_not_travel(
     assert bool(torch.stack(sent)[:, 40:].any()) == (longer > 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "own"), [("positions", slice(4, 20)), ("embed.weight", slice(99, None))], indirect=["sent"]
 )

@@ -25,7 +25,6 @@ from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import pooled_spec
 from tests.conftest import SITES, part_of, run_spec, write_site
 from tests.runs import final_weights, rows_of, summary_of
-from tests.simulations.recovering import Run, dying
 from tests.simulations.test_local_steps import SGD, apart
 
 Data = Callable[..., dict[str, SiteData]]
@@ -151,33 +150,6 @@ def test_epochs_batches_local_steps_weights_and_learning_rates_by_hand(tmp_path:
 
 
 OVERRIDES = {"alpha": {"epochs": 1, "batch_size": 12}, "gamma": {"batch_size": 4, "local_steps": 3}}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "top-k", "density": 0.1, "wire": "int8", "local_steps": 2},
-        pytest.param({"name": "powersgd", "rank": 2, "local_steps": 2}, marks=pytest.mark.slow),
-    ],
-    ids=lambda method: method["name"],
-)
-def test_a_run_with_overrides_and_crashes_ends_as_the_undisturbed_one(
-    tmp_path: Path, site_data: Data, method: dict[str, Any]
-) -> None:
-    """A site that has ended, too, is there until the end, and takes the aggregator's steps."""
-    spec = run_spec(
-        method=method,
-        training={"epochs": 2, "batch_size": 8},
-        evaluation={"name": "k-fold", "folds": 2, "refit": False},
-        federation={"sites": SITES, "overrides": OVERRIDES},
-    )
-    data = site_data(spec)
-    digest = Run(spec, data, tmp_path / "undisturbed").go(lambda message: None)
-    assert Run(spec, data, tmp_path / "aggregator").go(dying(7)) == digest
-    assert Run(spec, data, tmp_path / "site").go(lambda n: "alpha" if n % 13 == 0 else None) == digest
-    run(spec, data, tmp_path / "lockstep")
-    assert set(summary_of(tmp_path / "lockstep")["weights_sha256"].values()) == {digest}
 
 
 @pytest.mark.slow

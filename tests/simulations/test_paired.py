@@ -24,7 +24,6 @@ from rankdad.common.spec import RunSpec
 from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, run_spec
-from tests.simulations.recovering import Run
 from tests.simulations.test_patients import visits
 
 pytestmark = pytest.mark.slow
@@ -175,26 +174,3 @@ def test_groups_are_compared_as_one_observation_each(tmp_path: Path, monkeypatch
     assert found["value"] == pytest.approx(mean, abs=1e-9)
     assert (found["high"] - found["value"]) / 1.96 == pytest.approx(error, rel=2e-3)
     assert found["method"] == "paired differences over groups"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("victim", ["aggregator", "beta"])
-def test_whoever_dies_in_a_comparison_the_differences_are_the_same(
-    tmp_path: Path, site_data: Data, victim: str
-) -> None:
-    spec = spec_of(K_FOLD, "local", "linear", training={"epochs": 1})
-    data, kind_of = site_data(spec, SIZES), dict[int, Kind | None]()
-    calm = Run(spec, data, tmp_path / "calm")
-
-    def look(message: int) -> None:
-        kind_of[message] = calm.aggregator.state.due.kind if calm.aggregator.state.due else None
-
-    digest = calm.go(look)
-    figures = calm.aggregator.recorder.progress.study.summary()
-    assert figures["differences"]["local"]["loss"]["low"] < figures["differences"]["local"]["loss"]["high"]
-    moments = [message for message, kind in kind_of.items() if kind is Kind.PAIRED]
-    assert len(moments) >= 2 * len(SITES)
-    for moment in moments[::2]:
-        run_again = Run(spec, data, tmp_path / f"{moment}")
-        assert run_again.go({moment: victim}.get) == digest
-        assert run_again.aggregator.recorder.progress.study.summary() == figures

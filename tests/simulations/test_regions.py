@@ -25,7 +25,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec.data import TableData
 from rankdad.common.spec.tasks import Regression
-from rankdad.simulations.lockstep import run, simulate
+from rankdad.simulations.lockstep import run
 from rankdad.simulations.pooling import first_rows
 from rankdad.simulations.site_folders import partitioned_data
 from rankdad.simulations.spec import read_simulation
@@ -206,26 +206,6 @@ def test_check_prints_bytes_by_level_and_verify_the_error_of_both_levels() -> No
     )
     assert len(found) == 6
     assert all(0.99 <= float(times) <= 1.05 for times in found if times), "chosen entries may do better by chance"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(600)
-def test_256_sites_in_8_regions_in_lockstep(tmp_path: Path) -> None:
-    """Weights are equal at all; the aggregator moves what 8 children send, a region what its 32 do."""
-    assignments = [
-        "run.training.epochs=2",
-        'simulation.policy={"min_rows": 1, "rows_per_rank": null, "keyed_folds": true}',
-    ]
-    file = read_simulation(DIGITS, assignments, sites=256, regions=8)
-    summary = simulate(file, tmp_path / "run", quiet=True)
-    assert len(summary["weights_sha256"]) == 264
-    assert set(summary["weights_sha256"].values()) == {summary["aggregator_sha256"]}
-    plan = make_plan(file.run, Replica(file.run).model)
-    most = {"up": max(exchange.down.payload_bytes(plan.wire) for exchange in plan.exchanges)}
-    own = summary_of(tmp_path / "run" / "regions" / "region-1")
-    assert (len(summary["sites"]), len(own["sites"])) == (8, 32)
-    for one in (summary, own):
-        assert one["bytes_up_per_site_step"] < most["up"] + 200
 
 
 @pytest.mark.exhaustive

@@ -26,6 +26,7 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_full_gradients_train_as_one_machine_does(tmp_path: Path, task: str) -> None:
     spec = text_spec(method={"name": "dsgd", "wire": "float64"}, training=EXACT, **TASKS[task])
@@ -48,6 +49,7 @@ def _pooled(path: Path, split: str) -> list[dict[str, str]]:
     return [row for row in rows_of(path) if row["site"] == "pooled" and row["split"] == split]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_token_of_all_hospitals_has_one_weight(tmp_path: Path, tied: bool) -> None:
     """Held against PyTorch on the mean over all tokens."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from rankdad.remote.aggregator import Aggregator
 from rankdad.simulations.lockstep import run
 from tests.conftest import SITES, part_of, run_spec
 from tests.runs import rows_of
-from tests.simulations.recovering import Run
 
 pytestmark = pytest.mark.slow
 
@@ -158,28 +156,6 @@ def test_a_lower_rank_sends_fewer_rows_both_ways(tmp_path: Path, site_data: Data
     assert all("1" not in candidates and "2" in candidates for candidates in sent.values())
     up = {row["candidate"]: int(row["bytes_up"]) for row in steps}
     assert up["1"] < up["2"]
-
-
-@pytest.mark.parametrize(
-    "victims",
-    [
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (("aggregator",), (SITES[0],))),
-        ("aggregator", *SITES),
-    ],
-)
-def test_whoever_dies_goes_on_with_the_candidates_settings(
-    tmp_path: Path, site_data: Data, victims: tuple[str, ...]
-) -> None:
-    training = {"epochs": 2, "validation": 0.3, "monitor": "loss", "batch_size": 24, "schedule": {"name": "cosine"}}
-    spec = spec_of({"weight_decay": [0.5, 0.0], "rank": [2, 1]}, training=training)
-    data = site_data(spec)
-    whole = Run(spec, data, tmp_path / "whole")
-    digest = whole.go(lambda message: None)
-    chance = random.Random(3)
-    broken = Run(spec, data, tmp_path / "broken")
-    assert broken.go(lambda message: chance.choice(victims) if message % 23 == 0 else None) == digest
-    assert tuned(tmp_path / "broken" / "run") == tuned(tmp_path / "whole" / "run")
-    assert [entry["chosen"] is not None for entry in tuned(tmp_path / "whole" / "run")] == [True, True]
 
 
 def test_candidates_that_nothing_tells_apart_are_refused(tmp_path: Path, site_data: Data) -> None:

@@ -21,7 +21,7 @@ def document(folder: Path, samples: int, **changes: Any) -> dict[str, Any]:
     return {"run": run_document(**changes), "simulation": {"source": source, "policy": OPEN}}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_of_dsgd_takes_at_least_its_bytes_time_on_the_link(tmp_path: Path) -> None:
     """Two times 0.26 MB at 12.5 MB/s, one after the other; the site's own stretches add up to the step."""
     small = document(tmp_path, 106, model={"name": "mlp", "hidden": [250, 250]})

@@ -177,7 +177,7 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path, words: list[str], name
     assert named in done.output.replace("\n", " ") + str(done.exception)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_flower_its_row_says_so(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')

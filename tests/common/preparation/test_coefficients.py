@@ -336,6 +336,7 @@ def few_values(count: int, seed: int, steep: float) -> pd.DataFrame:
     return pd.DataFrame({"age": age, "bp": bp, "sex": sex, "stage": stage, "y": y})
 
 
+@pytest.mark.slow
 def test_a_converged_fit_is_not_held_back_for_a_difference_of_rounding() -> None:
     """Its curvature was asked for a step of 1e-12 further on, and too few rows seemed to be behind that difference."""
     sizes = {"alpha": 260, "beta": 180, "gamma": 95}
@@ -347,6 +348,7 @@ def test_a_converged_fit_is_not_held_back_for_a_difference_of_rounding() -> None
     assert set(own) == set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fewest", "tells"), [(1, True), (8, False)])
 def test_a_site_keeps_a_fit_of_its_own_that_few_of_its_patients_are_behind(fewest: int, tells: bool) -> None:
     """It told the standard errors of a curvature that it would keep back from the pooled fit."""

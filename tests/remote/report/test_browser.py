@@ -24,8 +24,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "five classes": {"task": {"name": "classification", "classes": 5}, "values": ["none", "mild", "some", "bad", "w"]},
     "a number": {"task": {"name": "regression"}, "values": []},
 }
-LOOKS = [(1200, False, "screen"), (1200, True, "screen"), (400, False, "screen"), (400, True, "screen")]
-LOOKS += [(680, False, "print"), (680, True, "print")]  # a page of A4 without its margins
+LOOKS = [(1200, True, "screen"), (400, False, "screen"), (680, True, "print")]  # of A4 without its margins
 CLIPPED = """
 [...document.querySelectorAll(".table, table, figure, p, h1, h2, h3")].filter(
   box => box.checkVisibility()
