@@ -71,7 +71,12 @@ class Way:
 
     def _look(self, frame: FrameType, event: str, value: object) -> None:
         code, file = frame.f_code, frame.f_code.co_filename
-        if event not in ("call", "return") or not file.startswith(self._root) or file == __file__:
+        if (
+            event not in ("call", "return")
+            or not file.startswith(self._root)
+            or "site-packages" in file
+            or file == __file__
+        ):
             return
         given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         held = [frame.f_locals.get(name) for name in given] if event == "call" else [value]

@@ -63,7 +63,7 @@ class _Linear(torch.autograd.Function):
         )
         own = None
         if ctx.needs_input_grad[1]:
-            unlike = torch.empty(0)  # or the compiler would merge equal calls, of which each is to be captured
+            unlike = torch.empty(0)  # the compiler would merge equal calls, and one would not be captured
             own = torch.ops.rankdad.weight_gradient(rows, activation, weight, ctx.transposed, unlike)
         bias = rows.sum(dim=0).to(ctx.bias) if ctx.bias is not None and ctx.needs_input_grad[2] else None
         return before, own, bias, None
