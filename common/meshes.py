@@ -350,7 +350,7 @@ def _gathering(block: FSDPModule) -> Iterator[None]:
 def _broadcast(tensor: Tensor, group: Group) -> None:
     """Copy the first rank's tensor to all ranks of a group, in place."""
     sent = tensor.to(device_of(group)).contiguous()
-    dist.broadcast(sent, group=group, group_src=0)
+    dist.broadcast(sent.reshape(-1).view(torch.uint8), group=group, group_src=0)  # no backend has all dtypes
     tensor.copy_(sent)
 
 
