@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rankdad.common.errors import RankdadError, SpecError, UnreachableError
+from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError
 from rankdad.common.files import make_folder, naming_the_disk, owned, write_json
 from rankdad.common.logs import log_names, progress
 from rankdad.common.policy import Policy
@@ -125,7 +125,10 @@ def run_site(
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
         saved()
-        keep_receipt(client.done(), policy, results)
+        try:
+            keep_receipt(client.done(), policy, results)
+        except UserError as error:  # the run has ended, and its results are written
+            _log.warning("no receipt: %s", error)
         ranks.share()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     with suppress(OSError):  # those of another run are there
@@ -164,17 +167,20 @@ def _tested(folder: Path, part: TakingPart, fold: int, outputs: Tensor) -> None:
 
 
 def keep_receipt(receipt: Receipt | None, policy: Policy, results: Path) -> None:
-    """Save the receipt next to a site's results, and warn if it violates the policy."""
+    """Save the receipt next to a site's results, and warn if it violates the policy.
+
+    Raises:
+        UserError: the disk is full or broken.
+    """
     if receipt is None:
         _log.warning("no receipt: the aggregator does not report what happens to this site's contributions")
         return
+    write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
     if not receipt.deleted and not policy.retain:
         _log.warning(
             "the aggregator keeps this site's contributions beyond the run's end, although the policy forbids it "
             "(retain)"
         )
-    with suppress(OSError):  # the run has ended, and its results are written
-        write_json(results / FILE, receipt.model_dump(mode="json"), private=True)
 
 
 @contextmanager

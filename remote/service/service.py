@@ -108,7 +108,9 @@ class Service(Runs):
         entry = self._of(run, site)
         found = None if entry.state in OPEN else retention(self.directory / RUNS / run)
         if found is None:
-            raise ProtocolError(404, f"{run} has no receipt: {entry.state.value}", code="no-receipt")
+            ends = run in self.running or entry.state in OPEN
+            status, code = (409, "run-not-over") if ends else (404, "no-receipt")
+            raise ProtocolError(status, f"{run} has no receipt: {entry.state.value}", code=code)
         return found.receipt(site)
 
     async def leave(self) -> None:
@@ -230,10 +232,8 @@ class Service(Runs):
         """
         self._waiters.add(waiting)
         try:
-            async with asyncio.timeout(seconds):
-                await asyncio.shield(waiting)
-        except TimeoutError:
-            pass
+            for over in (await asyncio.wait([waiting], timeout=seconds))[0]:
+                over.result()  # or the error with which the connection was closed
         finally:
             self._waiters.discard(waiting)
 
