@@ -56,6 +56,7 @@ class _Run:
         retry_at: time of the next attempt.
         delay: seconds between the next attempt and the one after it.
         crashes: of workers in a row.
+        is_replaced: whether another agent of the site trains it.
         over: since when the service offers the run no longer, like `began`; None before.
     """
 
@@ -69,6 +70,7 @@ class _Run:
     retry_at: float = 0.0
     delay: float = MIN_DELAY
     crashes: int = 0
+    is_replaced: bool = False
     over: float | None = None
     said: set[str] = field(default_factory=set)
 
@@ -225,7 +227,7 @@ class Agent:
             folder.remove_checkpoints()
         else:
             self._reply(run, "accepted")
-            if offered.state == "running":
+            if offered.state == "running" and not run.is_replaced:
                 self._start(run, offered, considers=False)
 
     def _considered(self, run: _Run) -> Considered | None:
@@ -265,6 +267,9 @@ class Agent:
             run.delay, run.crashes = MIN_DELAY, 0
         elif outcome.kind == "refused":
             self._give_up(run, outcome)
+        elif outcome.kind == "replaced":  # started again, it would replace the other, with other rows perhaps
+            run.is_replaced = True
+            _log.error("%s: %s; to train the run here, start this agent again", run.folder.run, outcome.reason)
         elif outcome.kind == "ended":
             _log.warning("%s: %s", run.folder.run, outcome.reason)
             self._decide(run, "refused", "the service", outcome.told)

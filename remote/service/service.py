@@ -107,10 +107,10 @@ class Service(Runs):
         """
         entry = self._of(run, site)
         found = None if entry.state in OPEN else retention(self.directory / RUNS / run)
+        if found is None and (run in self.running or entry.state in OPEN):
+            raise ProtocolError(409, f"{run} has not ended yet: {entry.state.value}", code="run-not-over")
         if found is None:
-            ends = run in self.running or entry.state in OPEN
-            status, code = (409, "run-not-over") if ends else (404, "no-receipt")
-            raise ProtocolError(status, f"{run} has no receipt: {entry.state.value}", code=code)
+            raise ProtocolError(404, f"{run} has no receipt: {entry.state.value}", code="no-receipt")
         return found.receipt(site)
 
     async def leave(self) -> None:

@@ -9,6 +9,7 @@ import math
 import random
 import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.drivers.http import PROCESS_HEADER, AggregatorClient
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.audit import AUDIT, MAX_PER_MINUTE
 from rankdad.remote.auth import hashed
@@ -43,6 +44,13 @@ from tests.remote.test_fuzz import run as in_one_process
 
 pytestmark = pytest.mark.slow
 
+PROCESS = "0" * 16  # the name that every site draws: messages of another process are not looked at
+SITE = [
+    *(sys.executable, "-c"),
+    "import sys, types, rankdad.local.drivers.http as http\n"
+    f"http.secrets = types.SimpleNamespace(token_hex=lambda _: {PROCESS!r})\n"
+    "from rankdad.__main__ import app\napp(sys.argv[1:])",
+]
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
 FEWEST, MOST = 250, 1_000  # messages of every kind and run
 CALLERS = 3  # at once; a site has four connections at most, of which it needs one itself
@@ -107,7 +115,8 @@ class Attack:
             if rng.random() < 0.01:
                 self._babble(rng)
             path, token, body, expected = self._message(rng, valid)
-            headers = {"x-rankdad-run": self.run} | ({} if token is None else {"authorization": f"Bearer {token}"})
+            headers = {"x-rankdad-run": self.run, PROCESS_HEADER: PROCESS}
+            headers |= {} if token is None else {"authorization": f"Bearer {token}"}
             try:
                 connection.request("POST", path, body, headers)
                 answer = connection.getresponse()
@@ -166,7 +175,7 @@ def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[di
 
         def begin(name: str, *words: object, **more: str) -> None:
             log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
-            command = [*COMMAND, *map(str, words)]
+            command = [*(SITE if words[0] == "site" else COMMAND), *map(str, words)]
             started[name] = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT | more)
 
         try:
@@ -205,7 +214,7 @@ def test_thousands_of_broken_messages_of_every_kind_change_nothing(tmp_path: Pat
     data, port, run = tmp_path / "undisturbed" / "data" / "gamma", free_port(), tmp_path / "run"
     (tmp_path / "token").write_text(TOKENS["gamma"])
     config = site_config(port, name="gamma", patience=60, token_file=str(tmp_path / "token"))
-    client = AggregatorClient(config)
+    client = AggregatorClient(config, headers={PROCESS_HEADER: PROCESS})
     memory: list[tuple[int, int]] = []  # messages so far, and what the aggregator then has
     with processes(tmp_path, port, changes) as started, client:
         attack, began = Attack(port, client.run()["id"], plan, others, true), time.monotonic()

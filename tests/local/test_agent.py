@@ -27,7 +27,9 @@ from rankdad.local.agent.agent import ENDING, Agent, _Run
 from rankdad.local.agent.listening import listen
 from rankdad.local.agent.processes import Outcome, Worker
 from rankdad.local.agent.state import AUDIT, Considered, Decision, RunFolder, unsettled
+from rankdad.local.agent.tasks import _failed
 from rankdad.local.agent.words import TWO_SITES, what_is_read, what_leaves
+from rankdad.local.drivers.http import RefusedError
 from rankdad.local.drivers.service import ServiceClient
 from tests.conftest import run_spec, site_config, write_policy
 
@@ -299,3 +301,20 @@ def test_a_process_that_outlasts_its_run_is_killed(tmp_path: Path, caplog: pytes
     agent._keep_out()
     assert (killed, run.worker) == ([True], None)
     assert caplog.messages == ["small-1: its process had not ended 20 s after the run: killed"]
+
+
+def test_an_agent_that_another_has_replaced_does_not_replace_it_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, begun = site_config(1, output=str(tmp_path)), list[bool]()
+    agent, folder = Agent(config, LogOptions(), Path("SITE.json")), RunFolder(config, "small-1")
+    monkeypatch.setattr(agent, "_reply", lambda *_: None)
+    monkeypatch.setattr(agent, "_start", lambda *_, considers: begun.append(considers))
+    offered = Offered(run="small-1", id="0" * 16, state="running")
+    run, offer = _Run(folder, offered), Offer(run="small-1", id="0" * 16, owner="anna", **OUR_VERSION, spec={})
+    folder.keep(Considered(offer=offer, words=()))
+    folder.decide(Decision(id="0" * 16, decision="accepted", by="policy"))
+    agent._do_what_is_due(run, offered)
+    agent._settle(run, _failed(RefusedError("another has replaced this one", 409, code="process-replaced")))
+    agent._do_what_is_due(run, offered)
+    assert begun == [False], "once"
