@@ -154,8 +154,10 @@ class Agent:
                 receipt = client.receipt(folder.run)
             if folder.log.exists():
                 keep_receipt(receipt, Policy.read(self._config.policy), folder.path)
+            if receipt.status == "failed":  # perhaps in an older copy of the service's directory: the newest goes on
+                return
         except RefusedError as error:
-            if error.code == "run-unknown":  # an older copy of the service's directory does not tell of its end
+            if error.code == "run-unknown":  # to such a copy
                 return
             if error.code != "no-receipt":
                 raise

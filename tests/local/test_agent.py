@@ -243,13 +243,14 @@ def test_what_is_owed_of_a_run_that_ended_is_settled_after_a_restart_and_tried_u
     """A run was cancelled while the agent or the service was away, or on a full disk: it stayed open without a word."""
     config = site_config(1, output=str(tmp_path), policy=write_policy(tmp_path, retain=False))
     offer = Offer(run="small-1", id="0" * 16, owner="anna", **OUR_VERSION, spec={})
-    folder, other = RunFolder(config, "small-1"), RunFolder(config, "other-2")
-    for one in (folder, other):
+    folder, other, failed = (RunFolder(config, name) for name in ("small-1", "other-2", "worse-3"))
+    for one in (folder, other, failed):
         one.keep(Considered(offer=offer, words=()))
         one.decide(Decision(id="0" * 16, decision="accepted", by="policy"))
         (one.path / "checkpoints").mkdir()
         one.log.touch()
     receipt = Receipt(run="0" * 16, site="alpha", status="interrupted", deleted=True, contributions=1, bytes=2, time="")
+    receipts = {folder.run: receipt, failed.run: receipt.model_copy(update={"status": "failed"})}
     failures = [UserError("the disk is full", code="cannot-write"), UnreachableError("nobody", code="")]
 
     def failing(then: Callable[..., Any], number: int) -> Callable[..., Any]:
@@ -260,9 +261,9 @@ def test_what_is_owed_of_a_run_that_ended_is_settled_after_a_restart_and_tried_u
 
         return call
 
-    ids = {"small-1": "0" * 16, "other-2": "f" * 16}  # the service was restored, and has another run by this name
+    ids = {folder.run: "0" * 16, other.run: "f" * 16, failed.run: "0" * 16}  # restored, with another run by a name
     monkeypatch.setattr(ServiceClient, "offer", lambda _, run: offer.model_copy(update={"id": ids[run]}))
-    monkeypatch.setattr(ServiceClient, "receipt", failing(lambda *_: receipt, 2))
+    monkeypatch.setattr(ServiceClient, "receipt", failing(lambda _, run: receipts[run], 2))
     monkeypatch.setattr("rankdad.local.drivers.running.write_json", failing(write_json, 1))
     agent = Agent(config, LogOptions(), Path("SITE.json"))
     agent._take_up()
@@ -275,16 +276,17 @@ def test_what_is_owed_of_a_run_that_ended_is_settled_after_a_restart_and_tried_u
             run.retry_at = 0.0
             agent._advance(run)
     assert load_json(folder.path / "receipt.json")["deleted"] is True
-    assert [json.loads(line)["what"] for line in (tmp_path / AUDIT).read_text().splitlines()][2:] == ["refused"]
+    assert [json.loads(line)["what"] for line in (tmp_path / AUDIT).read_text().splitlines()][3:] == ["refused"]
     assert not (folder.path / "checkpoints").exists()
-    assert (other.path / "checkpoints").exists()
+    assert [(one.path / "checkpoints").exists() for one in (other, failed)] == [True] * 2, "they may go on"
+    assert load_json(failed.path / "receipt.json")["status"] == "failed"
     assert not agent._runs
     assert [line.partition("; ")[0] for line in caplog.messages] == [
         "small-1: nobody",
         "small-1: the disk is full",
         "small-1: the run has ended",
     ]
-    assert [one.run for one in unsettled(config)] == ["other-2"]
+    assert [one.run for one in unsettled(config)] == ["other-2", "worse-3"]
 
 
 def test_a_process_that_outlasts_its_run_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
