@@ -27,6 +27,7 @@ from rankdad.remote.results.progress import AGGREGATOR, Status
 from rankdad.remote.retention import Retention
 from rankdad.remote.retries import PausedError, Retries, UncommittedRoundError
 from rankdad.remote.run_store import COMPLETED, RunStore
+from rankdad.remote.site_processes import SiteProcesses
 from rankdad.remote.updates import Reduction, Source, Update
 
 Answers = dict[str, bytes]  # by site
@@ -74,7 +75,7 @@ class Aggregator:
         self._clock, self._logs = clock, logs or KnownLogs(directory)
         self.source: Source = Reduction()  # replaced by a region
         self.barrier = Barrier.of(spec.federation, self.children, clock(), self.state.round, len(self.plan.stages))
-        self.retries = Retries()
+        self.retries, self.processes = Retries(), SiteProcesses(clock)
         self._departed: set[str] = set()
         self._publish()
 
@@ -177,7 +178,8 @@ class Aggregator:
             return [Answer((site,), stored)]
         effects = self.barrier.receive(site, body, message, self._clock(), admit)
         self._departed.discard(site)
-        self.note_problem(site, "")
+        if not self.processes.is_contested(site):
+            self.note_problem(site, "")
         return effects
 
     def _meet(self, site: str, body: bytes, message: Message, hello: Hello) -> bytes:
@@ -264,8 +266,7 @@ class Aggregator:
             self._rejoin(site)
         if round_ == self.barrier.round:
             return None
-        last = self.barrier.stored if round_ == self.barrier.round - 1 else None
-        stored = last or self.persistence.update(round_)
+        stored = (self.barrier.stored if round_ == self.barrier.round - 1 else None) or self.persistence.update(round_)
         if stored is None:
             raise ProtocolError(
                 410, f"r: round {round_} is no longer stored: start the site again", code="round-gone", field="r"
@@ -282,9 +283,8 @@ class Aggregator:
         self._departed.add(site)
         if len(self.children) - len(self._departed) < self.barrier.quorum:
             problem = self.recorder.progress.problems.get(site)
-            refused = problem is not None and self.barrier.round == 0
-            known = failure.model_copy(update={"reason": problem or failure.reason})
-            return self._fail(known, "refused" if refused else "failed")
+            status = "failed" if problem is None or self.barrier.round else "refused"
+            return self._fail(failure.model_copy(update={"reason": problem or failure.reason}), status)
         return self.barrier.depart(site, self._clock())
 
     def _hear_failure(self, site: str, failure: Failure) -> list[Effect]:
@@ -298,8 +298,10 @@ class Aggregator:
             effects = self.barrier.depart(site, self._clock())
         return effects if self.ended else [*effects, answer]
 
-    def note_problem(self, name: str, problem: str) -> None:
-        """Show what blocks a site or the aggregator; "" clears it."""
+    def note_problem(self, name: str, problem: str, warning: str = "") -> None:
+        """Show what blocks a site or the aggregator, and a warning that stays; "" clears it."""
+        if warning:
+            self.recorder.progress.warn(warning, [name])
         if self.recorder.progress.note_problem(name, problem):
             self._publish()
             with contextlib.suppress(UserError):  # a full disk ends the run at the next commit

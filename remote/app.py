@@ -45,7 +45,8 @@ from rankdad.remote.web import HttpConnection
 
 CONTENT_TYPE = "application/msgpack"
 AGAIN = {"queue-locked": "1", "disk-full": "10"}  # seconds after which a request is worth another try
-RUN_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-computed"
+RUN_HEADER, PROCESS_HEADER, COMPUTED_HEADER = "x-rankdad-run", "x-rankdad-process", "x-rankdad-computed"
+MAX_PROCESS = 32  # characters of a process's name that count
 
 
 class Refused(BaseModel):
@@ -157,8 +158,13 @@ async def _admitted(request: Request) -> AsyncIterator[Routes]:
 Admitted = Annotated[Routes, Depends(_admitted)]
 
 
-async def _of_its_run(routes: Admitted, x_rankdad_run: Annotated[str | None, Header()] = None) -> Routes:
-    """Return the run if the request names it."""
+async def _of_its_run(
+    routes: Admitted,
+    site: str,
+    x_rankdad_run: Annotated[str | None, Header()] = None,
+    x_rankdad_process: Annotated[str | None, Header()] = None,
+) -> Routes:
+    """Return the run if the request names it and comes from the site's only process."""
     if x_rankdad_run != routes.aggregator.run_id:
         problem = "names no run" if x_rankdad_run is None else "is for another run"
         raise ProtocolError(
@@ -167,6 +173,7 @@ async def _of_its_run(routes: Admitted, x_rankdad_run: Annotated[str | None, Hea
             code="request-malformed",
             field=RUN_HEADER,
         )
+    routes.host.check_process(site, (x_rankdad_process or "")[:MAX_PROCESS])
     return routes
 
 
@@ -183,7 +190,8 @@ class StepRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             async with admitted(request) as routes:
-                await _of_its_run(routes, request.headers.get(RUN_HEADER))
+                site, headers = request.path_params["site"], request.headers
+                await _of_its_run(routes, site, headers.get(RUN_HEADER), headers.get(PROCESS_HEADER))
                 response: Response = await endpoint(
                     routes=routes, request=request, **{name: request.path_params[name] for name in names}
                 )

@@ -25,6 +25,7 @@ from rankdad.remote.web import HttpConnection
 
 NOTHING = b""  # instead of an update: this site's contribution is missing
 AT_ONCE = 8  # requests answered in one turn of the loop
+TWO_PROCESSES = "two-processes"  # a warning: see `remote.report.words`
 QUIET = 60.0  # seconds before the traceback of one place is logged again
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,18 @@ class RunSession:
         """Record that a site has sent a request."""
         self._departed.discard(site)
         self.seen[site] = time()
+
+    def check_process(self, site: str, process: str) -> None:
+        """Take a process as its site's, and show the owner where a site has two: see `SiteProcesses.check`.
+
+        Raises:
+            ProtocolError: another has replaced it.
+        """
+        try:
+            self.aggregator.processes.check(site, process)
+        except ProtocolError as error:
+            self.enter(partial(self.aggregator.note_problem, site, str(error), TWO_PROCESSES))
+            raise
 
     async def contribute(
         self, site: str, body: bytes, connection: HttpConnection, computed: float | None = None

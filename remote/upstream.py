@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -28,7 +29,7 @@ from rankdad.common.run.replica import Replica
 from rankdad.common.spec import RunSpec
 from rankdad.common.spec.federation import Federation
 from rankdad.local.config import SiteConfig
-from rankdad.local.drivers.http import AggregatorClient, RefusedError
+from rankdad.local.drivers.http import PROCESS_HEADER, AggregatorClient, RefusedError
 from rankdad.local.starting import run_id
 from rankdad.remote.aggregator import Aggregator
 from rankdad.remote.persistence import LedgerOptions
@@ -106,6 +107,7 @@ class Upstream:
 
     def __init__(self, config: SiteConfig, spec: RunSpec, plan: Plan) -> None:
         self._config, self._spec, self._plan = config, spec, plan
+        self._own = {PROCESS_HEADER: secrets.token_hex(8)}  # of all its connections
         self._queue: SimpleQueue[Outgoing | None] = SimpleQueue()
         self._thread: Thread | None = None
 
@@ -120,7 +122,7 @@ class Upstream:
             UnreachableError: nobody answered.
         """
         address, name = self._config.aggregator, self._config.name
-        with AggregatorClient(self._config, headers={REGION_HEADER: name}) as client:
+        with AggregatorClient(self._config, headers=self._own | {REGION_HEADER: name}) as client:
             try:
                 offered = client.run()
             except RefusedError as error:
@@ -177,7 +179,7 @@ class Upstream:
 
     def _recorded(self, round_: int) -> bytes | None:
         """Fetch the recorded update of a round from above; None if it has none."""
-        with AggregatorClient(self._config) as client, contextlib.suppress(RefusedError):
+        with AggregatorClient(self._config, headers=self._own) as client, contextlib.suppress(RefusedError):
             client.expect(self._plan)
             return client.recorded(round_)
         return None
@@ -199,7 +201,7 @@ class Upstream:
     def _carry(self, host: RunSession, call: Callable[..., object]) -> None:
         """Send queued contributions until the run has ended here."""
         try:
-            with AggregatorClient(self._config) as client:
+            with AggregatorClient(self._config, headers=self._own) as client:
                 client.expect(self._plan)
                 while (outgoing := self._queue.get()) is not None:
                     body = client.exchange(outgoing.body, outgoing.ready.round)
@@ -228,7 +230,7 @@ class Upstream:
         unsaid = own.barrier.failed and not self._region.is_reported
         if unsaid or self._thread.is_alive():  # refused, or waiting for a round's update
             config = self._config.model_copy(update={"patience": GRACE})
-            with AggregatorClient(config) as client, contextlib.suppress(RankdadError):
+            with AggregatorClient(config, headers=self._own) as client, contextlib.suppress(RankdadError):
                 self._end(client)
 
 

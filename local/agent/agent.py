@@ -19,8 +19,9 @@ from rankdad.common.protocol.service import Answer, Offered, Offers, Reply
 from rankdad.local.agent.asking import Answering
 from rankdad.local.agent.listening import MAX_DELAY, MIN_DELAY, listen
 from rankdad.local.agent.processes import Outcome, Task, Worker
-from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder
+from rankdad.local.agent.state import Considered, Decision, RunFolder, runs_folder, unsettled
 from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.http import RefusedError
 from rankdad.local.drivers.receipts import keep_receipt
 from rankdad.local.drivers.service import ServiceClient
 
@@ -30,6 +31,8 @@ CONSIDERING = 600.0  # seconds after which considering a run is aborted
 MAX_CRASHES = 5  # of a run's processes in a row, without a minute of work in between
 WORKED = 60.0  # seconds after which a process counts as having worked
 STOPPING = 15.0  # seconds for processes to end by themselves
+ENDING = 20.0  # seconds after the end of a run in which its process hears of it, and ends
+NOT_OVER = "run-not-over"  # code: the service has still to end the run
 OTHER_RUN = (  # the service has restored an older copy of its directory
     "the service has offered another run by this name before: submit it again, to get another name"
 )
@@ -43,7 +46,7 @@ class _Run:
 
     Args:
         folder: of the run.
-        offered: the service's offer; None if it is no longer offered.
+        offered: the service's offer; None without one.
         worker: the process that considers or trains it.
         considers: whether the worker considers it.
         considered: result of that, without the spec; None before.
@@ -52,10 +55,12 @@ class _Run:
         retry_at: time of the next attempt.
         delay: seconds between the next attempt and the one after it.
         crashes: of workers in a row.
+        is_replaced: whether another agent of the site trains it.
+        over: since when the service offers the run no longer, like `began`; None before.
     """
 
     folder: RunFolder
-    offered: Offered | None
+    offered: Offered | None = None
     worker: Worker | None = None
     considers: bool = False
     considered: Considered | None = None
@@ -64,6 +69,8 @@ class _Run:
     retry_at: float = 0.0
     delay: float = MIN_DELAY
     crashes: int = 0
+    is_replaced: bool = False
+    over: float | None = None
     said: set[str] = field(default_factory=set)
 
 
@@ -95,6 +102,7 @@ class Agent:
                 signal.signal(number, self._end)
             Thread(target=listen, args=(self._config, self._heard.put), name="offers", daemon=True).start()
             _log.info("waiting for runs of %s that the policy allows", self._config.aggregator)
+            self._take_up()
             try:
                 while not self._stopping:
                     with suppress(queue.Empty):
@@ -112,35 +120,53 @@ class Agent:
 
     def _take(self, offers: Offers) -> None:
         self._answering.take(offers.questions)
+        for one in offers.runs:
+            run = self._runs.setdefault(one.run, _Run(RunFolder(self._config, one.run)))
+            run.replied = one.answer
         offered = {one.run: one for one in offers.runs}
-        for name, run in list(self._runs.items()):
+        for name, run in self._runs.items():
             run.offered = offered.get(name)
-            if run.offered is None and run.worker is None:
-                del self._runs[name]
-                self._forget(run)
-        for name, one in offered.items():
-            if name not in self._runs:
-                self._runs[name] = _Run(RunFolder(self._config, name), one)
-            self._runs[name].replied = one.answer
+            if run.offered is not None:
+                run.over = None
+            elif run.over is None:
+                run.over, run.retry_at, run.delay = time.monotonic(), 0.0, MIN_DELAY
 
-    def _forget(self, run: _Run) -> None:
-        """Close an ended run: record a decision if there is none, and fetch the receipt for sent contributions."""
-        with suppress(RankdadError):
-            considered, decision = self._considered(run), run.folder.decision()
-            if decision is not None and decision.decision == "refused":
-                run.folder.remove_checkpoints()
-            if run.folder.log.exists() and not run.folder.finished:  # its process has trained, and may have sent
-                with self._client() as client:
-                    receipt = client.receipt(run.folder.run)
-                keep_receipt(receipt, run.folder.path, retain=considered is not None and considered.retain)
-            elif considered is not None and decision is None:
-                over = Decision(
-                    id=considered.offer.id, decision="refused", by="the service", reason="the run has ended"
-                )
-                run.folder.decide(over)
+    def _take_up(self) -> None:
+        """Take up the runs that an earlier process left: one may have ended while there was no agent."""
+        self._runs |= {folder.run: _Run(folder) for folder in unsettled(self._config)}
+
+    def _close(self, run: _Run) -> None:
+        """Settle a run that has ended: keep the receipt, record a decision, and remove the checkpoints.
+
+        Raises:
+            RankdadError: something is still owed.
+        """
+        folder, considered = run.folder, self._considered(run)
+        if considered is not None and folder.is_over:
+            folder.remove_checkpoints()
+        if considered is None or folder.is_settled:
+            return
+        try:
+            with self._client() as client:
+                if client.offer(folder.run).id != considered.offer.id:
+                    return
+                receipt = client.receipt(folder.run)
+            if folder.log.exists():
+                keep_receipt(receipt, folder.path, retain=considered.retain)
+            if receipt.status == "failed":  # perhaps in an older copy of the service's directory: the newest goes on
+                return
+        except RefusedError as error:
+            if error.code == "run-unknown":  # to such a copy
+                return
+            if error.code != "no-receipt":
+                raise
+        if not folder.is_over:
+            self._decide(run, "refused", "the service", "the run has ended")
+            _log.warning("%s: the run has ended", folder.run)
+        folder.remove_checkpoints()
 
     def _keep_out(self) -> None:
-        """Kill the processes of refused runs, and those that take too long."""
+        """Kill the processes of refused runs, those that take too long, and those that outlast their run."""
         for run in self._runs.values():
             if run.worker is None:
                 continue
@@ -148,8 +174,11 @@ class Agent:
             with suppress(UserError):
                 decision = run.folder.decision()
                 refused = decision is not None and decision.decision == "refused"
-            late = run.considers and time.monotonic() - run.began > CONSIDERING
-            if refused or late:
+            now = time.monotonic()
+            late, stuck = run.considers and now - run.began > CONSIDERING, now - (run.over or now) > ENDING
+            if stuck:  # such as one that was stopped
+                _log.warning("%s: its process had not ended %.0f s after the run: killed", run.folder.run, ENDING)
+            if refused or late or stuck:
                 run.worker.kill()
                 run.worker = None
             if late:
@@ -158,12 +187,16 @@ class Agent:
 
     def _advance(self, run: _Run) -> None:
         """Take the next action for a run."""
-        if self._stopping or run.worker is not None or run.offered is None or time.monotonic() < run.retry_at:
+        if self._stopping or run.worker is not None or time.monotonic() < run.retry_at:
             return
         try:
-            self._do_what_is_due(run, run.offered)
+            if run.offered is not None:
+                self._do_what_is_due(run, run.offered)
+            elif run.over is not None:
+                self._close(run)
+                del self._runs[run.folder.run]
         except RankdadError as error:
-            self._try_later(run, str(error))
+            self._try_later(run, "" if error.code == NOT_OVER else str(error))
         except Exception:
             _log.exception("%s: an unexpected error of the agent", run.folder.run)
             self._try_later(run, "")
@@ -195,7 +228,7 @@ class Agent:
             folder.remove_checkpoints()
         else:
             self._reply(run, "accepted")
-            if offered.state == "running":
+            if offered.state == "running" and not run.is_replaced:
                 self._start(run, offered, considers=False)
 
     def _considered(self, run: _Run) -> Considered | None:
@@ -218,8 +251,6 @@ class Agent:
             return
         run.worker = None
         self._come_to(run, outcome)
-        if run.offered is None and self._runs.pop(run.folder.run, None) is not None:  # it has ended in the meantime
-            self._forget(run)
 
     def _come_to(self, run: _Run, outcome: Outcome) -> None:
         try:
@@ -237,6 +268,9 @@ class Agent:
             run.delay, run.crashes = MIN_DELAY, 0
         elif outcome.kind == "refused":
             self._give_up(run, outcome)
+        elif outcome.kind == "replaced":  # started again, it would replace the other, with other rows perhaps
+            run.is_replaced = True
+            _log.error("%s: %s; to train the run here, start this agent again", run.folder.run, outcome.reason)
         elif outcome.kind == "ended":
             _log.warning("%s: %s", run.folder.run, outcome.reason)
             self._decide(run, "refused", "the service", outcome.told)
@@ -277,7 +311,7 @@ class Agent:
             _log.info("%s: %s", run.folder.run, told)
 
     def _client(self) -> ServiceClient:
-        return ServiceClient(self._config, patience=0.1)  # the agent retries later
+        return ServiceClient(self._config, patience=0.0)  # the agent retries later
 
     def _try_later(self, run: _Run, why: str) -> None:
         if why and why not in run.said:

@@ -18,7 +18,7 @@ from rankdad.common.logs import LogOptions
 from rankdad.local.config import SiteConfig
 
 Task = Literal["consider", "train", "answer"]
-Kind = Literal["done", "refused", "again", "ended", "crashed"]
+Kind = Literal["done", "refused", "again", "replaced", "ended", "crashed"]
 MAX_OUTCOME = 1 << 16  # bytes
 
 

@@ -16,14 +16,16 @@ import getpass
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from rankdad.common.documents import Part, load_json, validate
-from rankdad.common.errors import visible
+from rankdad.common.errors import UserError, visible
 from rankdad.common.files import cannot_write, give_to_owner, make_folder, sync_path, write_json, write_whole
+from rankdad.common.protocol.retention import FILE as RECEIPT
 from rankdad.common.protocol.service import Offer
 from rankdad.local.config import SiteConfig
 
@@ -131,7 +133,23 @@ class RunFolder:
 
     def remove_checkpoints(self) -> None:
         """Remove what a run that has ended here would continue from."""
-        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        shutil.rmtree(self._checkpoints, ignore_errors=True)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended for this site: it has finished, or takes no part."""
+        decision = self.decision()
+        return self.finished or (decision is not None and decision.decision == "refused")
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is owed of a run that is over: no checkpoint is left, and what was sent has a receipt."""
+        has_receipt = not self.log.exists() or (self.path / RECEIPT).exists()  # its process may have sent something
+        return self.is_over and has_receipt and not self._checkpoints.exists()
 
     def audit(self, what: str, **details: str) -> None:
         """Append a line to the site's audit log, and sync it to the disk.
@@ -165,6 +183,16 @@ class RunFolder:
 def runs_folder(config: SiteConfig) -> Path:
     """Return the folder with the folders of a site's runs."""
     return Path(config.output) / "runs"
+
+
+def unsettled(config: SiteConfig) -> Iterator[RunFolder]:
+    """Yield the folders of a site's runs that are not known to be settled."""
+    for path in sorted(runs_folder(config).glob("*/offer.json")):
+        folder, is_settled = RunFolder(config, path.parent.name), False
+        with suppress(UserError):  # a damaged file is named when the run is settled
+            is_settled = folder.is_settled
+        if not is_settled:
+            yield folder
 
 
 def user_name() -> str:

@@ -34,6 +34,7 @@ from rankdad.local.agent.stance import stance_on
 from rankdad.local.agent.state import Considered, RunFolder
 from rankdad.local.agent.words import what_leaves
 from rankdad.local.config import SiteConfig
+from rankdad.local.drivers.drive import REPLACED
 from rankdad.local.drivers.running import run_site
 from rankdad.local.drivers.service import ServiceClient
 from rankdad.local.shutdown_signals import ShutdownSignals
@@ -83,8 +84,9 @@ def _failed(error: Exception) -> Outcome:
     if not isinstance(error, RankdadError):
         return Outcome(kind="crashed", reason=one_line(error), told=told)
     lasting = isinstance(error, DataError | PolicyError | SpecError) and not error.is_recoverable
-    ended = isinstance(error, RunFailedError) and error.code == ENDED
-    kind: Kind = "refused" if lasting else "ended" if ended else "again"
+    kind: Kind = "refused" if lasting else "replaced" if error.code == REPLACED else "again"
+    if isinstance(error, RunFailedError) and error.code == ENDED:
+        kind = "ended"
     return Outcome(kind=kind, reason=str(error)[:MAX_ERROR], told=told)  # which fits into a pipe
 
 

@@ -16,6 +16,7 @@ from rankdad.local.ranks.alone import Alone
 from rankdad.local.site import Site
 
 REPEATED = "contribution-repeated"  # code: another contribution of this site is already in
+REPLACED = "process-replaced"  # code: another process of this site has taken its place
 R = TypeVar("R")
 
 
@@ -61,7 +62,7 @@ def drive(
     except quietly:
         raise
     except RefusedError as error:
-        if error.code not in (REPEATED, STOPPED):  # else the run goes on with another process of the site
+        if error.code not in (REPEATED, REPLACED, STOPPED):  # else the run goes on with another process of the site
             report(error)
         raise
     except (Exception, KeyboardInterrupt) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from http.cookiejar import CookieJar
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MIN_DELAY, MAX_DELAY = 0.1, 10.0  # seconds between two attempts
 MAX_FINAL_PATIENCE = 2.0  # seconds, when the work is done
 MIN_WAIT = 1.0  # seconds before the next request after "not yet"
+PROCESS_HEADER = "x-rankdad-process"  # names the sender: of two processes of a site, one has to end
 COMPUTED_HEADER = "x-rankdad-computed"  # of a contribution: seconds of computing in the step so far
 MAX_RUN_BYTES = 8 << 20  # bytes of the run's spec
 OK, ACCEPTED, NO_CONTENT, NOT_FOUND, PROXY_DENIES, TOO_SLOW, TOO_MANY = 200, 202, 204, 404, 407, 408, 429
@@ -231,7 +233,8 @@ class AggregatorClient(Client):
         report: float = 60.0,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(config, transport, headers=headers, prompt=prompt, held=held, look=look)
+        own = {PROCESS_HEADER: secrets.token_hex(8)}
+        super().__init__(config, transport, headers=own | dict(headers), prompt=prompt, held=held, look=look)
         self._report, self._knows_run = report, False
         self._rounds = httpx.URL(f"{self._url}/rounds/{config.name}")  # parsed once, because it is slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rankdad.common.errors import RankdadError, SpecError, UnreachableError
+from rankdad.common.errors import RankdadError, SpecError, UnreachableError, UserError
 from rankdad.common.files import make_folder, naming_the_disk, owned
 from rankdad.common.logs import log_names, progress
 from rankdad.common.policy_checks import policy_warnings
@@ -124,7 +124,10 @@ def run_site(
         save_model(model, spec, result.best, result.final, result.fit, result.own)
         write_trained_rows(results, data)
         saved()
-        keep_receipt(client.done(), results, retain=policy.retain)
+        try:
+            keep_receipt(client.done(), results, retain=policy.retain)
+        except UserError as error:  # the run has ended, and its results are written
+            _log.warning("no receipt: %s", error)
         ranks.share()
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
     with suppress(OSError):  # those of another run are there

@@ -55,6 +55,7 @@ WARNINGS = {
     "rare-values": "replaced values that too few of its patients have by common ones (min_level)",
     "rows-left-out": "left out rows that are incomplete or wait for more patients; its own log says how many",
     "reader-differs": "reads its data with another package or version than the first site",
+    "two-processes": "had two processes in the run, whose samples may differ: does another use its name and token?",
     "sets-too-small-to-evaluate": (
         "has validation or test samples whose figures its policy withholds: they are too few, or too much has been "
         "disclosed about them"

@@ -107,6 +107,8 @@ class Service(Runs):
         """
         entry = self._of(run, site)
         found = None if entry.state in OPEN else retention(self.directory / RUNS / run)
+        if found is None and (run in self.running or entry.state in OPEN):
+            raise ProtocolError(409, f"{run} has not ended yet: {entry.state.value}", code="run-not-over")
         if found is None:
             raise ProtocolError(404, f"{run} has no receipt: {entry.state.value}", code="no-receipt")
         return found.receipt(site)
@@ -230,10 +232,8 @@ class Service(Runs):
         """
         self._waiters.add(waiting)
         try:
-            async with asyncio.timeout(seconds):
-                await asyncio.shield(waiting)
-        except TimeoutError:
-            pass
+            for over in (await asyncio.wait([waiting], timeout=seconds))[0]:
+                over.result()  # or the error with which the connection was closed
         finally:
             self._waiters.discard(waiting)
 

@@ -8,6 +8,8 @@ import json
 import math
 import random
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +30,7 @@ from rankdad.common.rounds.registry import ROUNDS
 from rankdad.common.run.replica import Replica
 from rankdad.common.run.state import RunState
 from rankdad.common.spec import RunSpec
-from rankdad.local.drivers.http import AggregatorClient
+from rankdad.local.drivers.http import PROCESS_HEADER, AggregatorClient
 from rankdad.local.training import TrainingState, train
 from rankdad.remote.audit import AUDIT, MAX_PER_MINUTE
 from rankdad.remote.auth import hashed
@@ -43,6 +45,13 @@ from tests.warm import Warm
 
 pytestmark = pytest.mark.slow
 
+PROCESS = "0" * 16  # the name that every site draws: messages of another process are not looked at
+SITE = [
+    *(sys.executable, "-c"),
+    "import sys, types, rankdad.local.drivers.http as http\n"
+    f"http.secrets = types.SimpleNamespace(token_hex=lambda _: {PROCESS!r})\n"
+    "from rankdad.__main__ import app\napp(sys.argv[1:])",
+]
 TOKENS = {site: f"{index}" * 64 for index, site in enumerate(SITES)}
 FEWEST, MOST = 100, 1_000  # messages of every kind and run
 CALLERS = 3  # at once; a site has four connections at most, of which it needs one itself
@@ -107,7 +116,8 @@ class Attack:
             if rng.random() < 0.01:
                 self._babble(rng)
             path, token, body, expected = self._message(rng, valid)
-            headers = {"x-rankdad-run": self.run} | ({} if token is None else {"authorization": f"Bearer {token}"})
+            headers = {"x-rankdad-run": self.run, PROCESS_HEADER: PROCESS}
+            headers |= {} if token is None else {"authorization": f"Bearer {token}"}
             try:
                 connection.request("POST", path, body, headers)
                 answer = connection.getresponse()
@@ -154,19 +164,23 @@ class Attack:
 
 
 @contextlib.contextmanager
-def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[dict[str, Warm]]:
+def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[dict[str, Warm | subprocess.Popen[bytes]]]:
     """An aggregator that asks for tokens, alpha and beta; what they print goes into files."""
     tokens, policy, factory = tmp_path / "tokens.json", tmp_path / "policy.json", MODEL["factory"]
     tokens.write_text(json.dumps({site: hashed(token) for site, token in TOKENS.items()}))
     policy.write_text(json.dumps(POLICY))
     spec = tmp_path / "run.json"
     spec.write_text(json.dumps(run_document(**changes)))
-    started: dict[str, Warm] = {}
+    started: dict[str, Warm | subprocess.Popen[bytes]] = {}
     with contextlib.ExitStack() as stack:
 
         def begin(name: str, *words: object, **more: str) -> None:
             log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
-            started[name] = Warm(*words, environment=ENVIRONMENT | more, log=log)
+            if words[0] == "site":
+                command = [*SITE, *map(str, words)]
+                started[name] = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT | more)
+            else:
+                started[name] = Warm(*words, environment=ENVIRONMENT | more, log=log)
 
         try:
             serve = ("--output", tmp_path / "run", "--port", port, "--tokens", tokens, "--allow-factory", factory)
@@ -204,7 +218,7 @@ def test_broken_messages_of_every_kind_change_nothing(tmp_path: Path, name: str)
     data, port, run = tmp_path / "undisturbed" / "data" / "gamma", free_port(), tmp_path / "run"
     (tmp_path / "token").write_text(TOKENS["gamma"])
     config = site_config(port, name="gamma", patience=60, token_file=str(tmp_path / "token"))
-    client = AggregatorClient(config)
+    client = AggregatorClient(config, headers={PROCESS_HEADER: PROCESS})
     memory: list[tuple[int, int]] = []  # messages so far, and what the aggregator then has
     with processes(tmp_path, port, changes) as started, client:
         attack, began = Attack(port, client.run()["id"], plan, others, true), time.monotonic()

@@ -54,7 +54,9 @@ def ask(
     """Send a request, and return the answer's status and body."""
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
     proof = {} if token is None else {"authorization": f"Bearer {token}"}
-    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    known = served.aggregator.processes._processes  # else it would be refused for its process
+    process = next((names[-1] for site, names in known.items() if f"/{site}" in path), "")
+    named = {"x-rankdad-process": process} | {key.replace("_", "-"): value for key, value in headers.items()}
     try:
         with contextlib.suppress(ConnectionError):  # refused before all was sent: the answer says why
             connection.request(verb, path, body, {"x-rankdad-run": served.aggregator.run_id} | proof | named)

@@ -6,25 +6,32 @@ import json
 import resource
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from rankdad.common.errors import RankdadError, RunFailedError, UserError
+from rankdad.common.documents import load_json
+from rankdad.common.errors import RankdadError, RunFailedError, UnreachableError, UserError
+from rankdad.common.files import write_json
 from rankdad.common.logs import LogOptions
 from rankdad.common.models import build_model, build_network
 from rankdad.common.policy import EVERYTHING, Policy
 from rankdad.common.protocol.plan import make_plan
+from rankdad.common.protocol.retention import Receipt
 from rankdad.common.protocol.service import Offer, Offered, Offers
 from rankdad.common.protocol.versions import OUR_VERSION
-from rankdad.local.agent.agent import Agent, _Run
+from rankdad.local.agent.agent import ENDING, Agent, _Run
 from rankdad.local.agent.listening import listen
 from rankdad.local.agent.processes import Outcome, Worker
-from rankdad.local.agent.state import AUDIT, Considered, RunFolder
+from rankdad.local.agent.state import AUDIT, Considered, Decision, RunFolder, unsettled
+from rankdad.local.agent.tasks import _failed
 from rankdad.local.agent.words import TWO_SITES, what_is_read, what_leaves
+from rankdad.local.drivers.http import RefusedError
 from rankdad.local.drivers.service import ServiceClient
-from tests.conftest import run_spec, site_config
+from tests.conftest import run_spec, site_config, write_policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -228,3 +235,87 @@ def test_rows_of_a_step_are_told_as_the_most_that_there_are(batches: str) -> Non
     (step,) = (line for line in lines if line.startswith("sends in every step"))
     assert "at most 27 rows" in step
     assert ("even" in step) == (batches == "even")
+
+
+def test_what_is_owed_of_a_run_that_ended_is_settled_after_a_restart_and_tried_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run was cancelled while the agent or the service was away, or on a full disk: it stayed open without a word."""
+    config = site_config(1, output=str(tmp_path), policy=write_policy(tmp_path, retain=False))
+    offer = Offer(run="small-1", id="0" * 16, owner="anna", **OUR_VERSION, spec={})
+    folder, other, failed = (RunFolder(config, name) for name in ("small-1", "other-2", "worse-3"))
+    for one in (folder, other, failed):
+        one.keep(Considered(offer=offer, words=()))
+        one.decide(Decision(id="0" * 16, decision="accepted", by="policy"))
+        (one.path / "checkpoints").mkdir()
+        one.log.touch()
+    receipt = Receipt(run="0" * 16, site="alpha", status="interrupted", deleted=True, contributions=1, bytes=2, time="")
+    receipts = {folder.run: receipt, failed.run: receipt.model_copy(update={"status": "failed"})}
+    failures = [UserError("the disk is full", code="cannot-write"), UnreachableError("nobody", code="")]
+
+    def failing(then: Callable[..., Any], number: int) -> Callable[..., Any]:
+        def call(*values: object, **named: object) -> Any:
+            if len(failures) == number:
+                raise failures.pop()
+            return then(*values, **named)
+
+        return call
+
+    ids = {folder.run: "0" * 16, other.run: "f" * 16, failed.run: "0" * 16}  # restored, with another run by a name
+    monkeypatch.setattr(ServiceClient, "offer", lambda _, run: offer.model_copy(update={"id": ids[run]}))
+    monkeypatch.setattr(ServiceClient, "receipt", failing(lambda _, run: receipts[run], 2))
+    monkeypatch.setattr("rankdad.local.drivers.running.write_json", failing(write_json, 1))
+    agent = Agent(config, LogOptions(), Path("SITE.json"))
+    agent._take_up()
+    for run in agent._runs.values():
+        agent._advance(run)  # it may still be offered
+    agent._take(Offers(digest="", runs=()))
+    for _ in range(3):
+        for run in [*agent._runs.values()]:
+            run.retry_at = 0.0
+            agent._advance(run)
+    assert load_json(folder.path / "receipt.json")["deleted"] is True
+    assert [json.loads(line)["what"] for line in (tmp_path / AUDIT).read_text().splitlines()][3:] == ["refused"]
+    assert not (folder.path / "checkpoints").exists()
+    assert [(one.path / "checkpoints").exists() for one in (other, failed)] == [True] * 2, "they may go on"
+    assert load_json(failed.path / "receipt.json")["status"] == "failed"
+    assert not agent._runs
+    assert [line.partition("; ")[0] for line in caplog.messages] == [
+        "small-1: nobody",
+        "worse-3: the disk is full",
+        "small-1: the run has ended",
+    ]
+    assert [one.run for one in unsettled(config)] == ["other-2", "worse-3"]
+
+
+def test_a_process_that_outlasts_its_run_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that was stopped stayed, and nobody said so."""
+    config, killed = site_config(1, output=str(tmp_path)), list[bool]()
+    agent = Agent(config, LogOptions(), Path("SITE.json"))
+    worker = SimpleNamespace(kill=lambda: killed.append(True))
+    agent._runs["small-1"] = run = _Run(RunFolder(config, "small-1"), worker=cast(Any, worker))
+    agent._take(Offers(digest="", runs=()))
+    agent._keep_out()
+    assert not killed
+    assert run.over is not None
+    run.over -= ENDING + 1
+    agent._keep_out()
+    assert (killed, run.worker) == ([True], None)
+    assert caplog.messages == ["small-1: its process had not ended 20 s after the run: killed"]
+
+
+def test_an_agent_that_another_has_replaced_does_not_replace_it_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, begun = site_config(1, output=str(tmp_path)), list[bool]()
+    agent, folder = Agent(config, LogOptions(), Path("SITE.json")), RunFolder(config, "small-1")
+    monkeypatch.setattr(agent, "_reply", lambda *_: None)
+    monkeypatch.setattr(agent, "_start", lambda *_, considers: begun.append(considers))
+    offered = Offered(run="small-1", id="0" * 16, state="running")
+    run, offer = _Run(folder, offered), Offer(run="small-1", id="0" * 16, owner="anna", **OUR_VERSION, spec={})
+    folder.keep(Considered(offer=offer, words=()))
+    folder.decide(Decision(id="0" * 16, decision="accepted", by="policy"))
+    agent._do_what_is_due(run, offered)
+    agent._settle(run, _failed(RefusedError("another has replaced this one", 409, code="process-replaced")))
+    agent._do_what_is_due(run, offered)
+    assert begun == [False], "once"

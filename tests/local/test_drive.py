@@ -31,7 +31,9 @@ class Refusing:
         self.said = body
 
 
-@pytest.mark.parametrize(("code", "given_up"), [("contribution-repeated", 0), ("weight-differs", 1)])
+@pytest.mark.parametrize(
+    ("code", "given_up"), [("contribution-repeated", 0), ("process-replaced", 0), ("weight-differs", 1)]
+)
 def test_a_second_process_of_a_site_ends_without_ending_the_run(code: str, given_up: int) -> None:
     client = Refusing(code)
     due = SimpleNamespace(round=7, kind=Kind.STEP)

@@ -102,6 +102,7 @@ def test_a_body_is_sent_once_however_long_the_others_take(server: Server, caplog
     assert server.asked == ["GET /run", "POST /rounds/alpha", "GET /rounds/alpha/7", "GET /rounds/alpha/7"]
     assert server.bodies == [b"contribution"]
     assert [request.get("x-rankdad-run") for request in server.headers] == [None] + ["0123456789abcdef"] * 3
+    assert len({request["x-rankdad-process"] for request in server.headers}) == 1
     assert [line.split(" after")[0] for line in caplog.messages] == ["still waiting for the other sites"] * 2
 
 

@@ -178,10 +178,10 @@ def reason(answer: tuple[int, bytes]) -> tuple[int, str]:
 class Later(threading.Thread):
     """A request that is held."""
 
-    def __init__(self, served: Served, *question: Any) -> None:
+    def __init__(self, served: Served, *question: Any, **headers: Any) -> None:
         super().__init__()
         self.answer: tuple[int, bytes] = (0, b"")
-        self._ask: Callable[[], tuple[int, bytes]] = lambda: ask(served, *question)
+        self._ask: Callable[[], tuple[int, bytes]] = lambda: ask(served, *question, **headers)
         self.start()
 
     def run(self) -> None:
@@ -192,9 +192,9 @@ class Later(threading.Thread):
         return self.answer
 
 
-def complete_hello(served: Served) -> bytes:
+def complete_hello(served: Served, **headers: str) -> bytes:
     """Let all sites say hello, and return the answer."""
-    held = [Later(served, "POST", f"/rounds/{site}", served.hello(site)) for site in SITES]
+    held = [Later(served, "POST", f"/rounds/{site}", served.hello(site), **headers) for site in SITES]
     answers = {request.wait() for request in held}
     ((status, update),) = answers
     assert status == 200

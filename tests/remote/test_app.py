@@ -61,6 +61,33 @@ def test_an_answer_of_a_round_before_goes_to_nobody_who_waits_for_another(served
     assert waiting.answer[1] != update
 
 
+def test_two_processes_of_a_site_are_told_at_their_first_turn_and_a_restart_is_none(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two agents with one token and other data took turns for 60 rounds, and the owner saw a plain end."""
+
+    def said(process: str) -> tuple[int, str]:
+        named = {"x_rankdad_process": process} if process else {}
+        status, body = ask(served, "GET", "/rounds/alpha/0", None, **named)
+        return status, json.loads(body)["code"] if body else ""
+
+    def shown() -> str:
+        return served.aggregator.status.problems.get("alpha", "")
+
+    for process in ("", "a", "a", "b", "b"):  # one that draws no name, others started again
+        assert said(process) == (204, "")
+    for process in ("a", ""):
+        assert said(process) == (409, "process-replaced")
+    served.until(lambda: "does a second process use its name and token? Stop one of the two" in shown())
+    assert said("b") == (204, "")
+    complete_hello(served, x_rankdad_process="b")
+    assert shown(), "of what it sends, nothing tells which process is the right one"
+    assert served.aggregator.recorder.progress.warnings == {"two-processes": ["alpha"]}
+    monkeypatch.setattr("rankdad.remote.site_processes.CONTESTED", 0.0)
+    served.aggregator.take("alpha", served.step("alpha", 1))
+    assert not shown()
+
+
 REFUSED = [
     ("POST", "/rounds/delta", b"", 404, "no such site in this run"),
     ("POST", "/rounds/-x", b"", 422, "a site's name has 1 to 63"),

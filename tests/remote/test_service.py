@@ -299,3 +299,25 @@ def test_all_sites_that_refuse_a_run_are_named_and_none_is_asked_for_ever(
         assert service.offers("gamma").runs == ()
 
     with_service(refuse, tmp_path)
+
+
+def test_a_receipt_comes_at_the_end_of_a_run_or_never(tmp_path: Path) -> None:
+    """A site could not tell the one from the other, and asked once."""
+
+    async def ask(service: Service) -> None:
+        run, codes = await submitted(service), list[str]()
+
+        def told() -> None:
+            with pytest.raises(ProtocolError) as caught:
+                service.receipt(run, "alpha")
+            codes.append(caught.value.code)
+
+        told()
+        await service.cancel(run, "anna")
+        service.running[run] = None  # type: ignore[assignment]  # its sites hear of the end
+        told()
+        del service.running[run]
+        told()
+        assert codes == ["run-not-over", "run-not-over", "no-receipt"]
+
+    with_service(ask, tmp_path)
