@@ -164,7 +164,9 @@ class Attack:
 
 
 @contextlib.contextmanager
-def processes(tmp_path: Path, port: int, changes: dict[str, Any]) -> Iterator[dict[str, Warm | subprocess.Popen[bytes]]]:
+def processes(
+    tmp_path: Path, port: int, changes: dict[str, Any]
+) -> Iterator[dict[str, Warm | subprocess.Popen[bytes]]]:
     """An aggregator that asks for tokens, alpha and beta; what they print goes into files."""
     tokens, policy, factory = tmp_path / "tokens.json", tmp_path / "policy.json", MODEL["factory"]
     tokens.write_text(json.dumps({site: hashed(token) for site, token in TOKENS.items()}))

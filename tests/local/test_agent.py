@@ -264,7 +264,7 @@ def test_what_is_owed_of_a_run_that_ended_is_settled_after_a_restart_and_tried_u
     ids = {folder.run: "0" * 16, other.run: "f" * 16, failed.run: "0" * 16}  # restored, with another run by a name
     monkeypatch.setattr(ServiceClient, "offer", lambda _, run: offer.model_copy(update={"id": ids[run]}))
     monkeypatch.setattr(ServiceClient, "receipt", failing(lambda _, run: receipts[run], 2))
-    monkeypatch.setattr("rankdad.local.drivers.running.write_json", failing(write_json, 1))
+    monkeypatch.setattr("rankdad.local.drivers.receipts.write_json", failing(write_json, 1))
     agent = Agent(config, LogOptions(), Path("SITE.json"))
     agent._take_up()
     for run in agent._runs.values():
