@@ -86,8 +86,8 @@ def encode(
         encoded = encoded[kept]
     if not len(encoded):
         raise DataError(source, "has no rows", code="no-rows")
-    constant = ~(np.fmin.reduce(encoded) < np.fmax.reduce(encoded))  # missing values aside
-    if training and len(encoded) > 1 and constant.all():
+    differ = (np.fmin.reduce(own) < np.fmax.reduce(own) for own in encoded.T)  # missing values aside
+    if training and len(encoded) > 1 and not any(differ):
         raise DataError(
             source,
             f"all {len(encoded)} rows have the same features: there is nothing to learn from",

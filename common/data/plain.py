@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from rankdad.common.data.dialect import decimals_of, delimiter_of, first_rows, marked
-from rankdad.common.data.reading import MISSING, Array, number
+from rankdad.common.data.reading import MISSING, number
 from rankdad.common.errors import DataError
 from rankdad.common.spec.table_schema import composed
 from rankdad.common.spec.written import Written
@@ -120,7 +120,7 @@ def _parsed(
     gaps: Any = {place: [*GAPS, *written.tokens_of(names[place])] for place in numbers}
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # texts among numbers, found by `_number_column`
+        warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # texts among numbers, found by `_column`
         frame = pd.read_csv(
             path,
             header=None,
@@ -136,11 +136,15 @@ def _parsed(
             compression="gzip" if path.suffix.lower() == ".gz" else None,
             **EXACTLY,
         )
-    return {place: _number_column(own) if place in numbers else own.array for place, own in frame.items()}
+    return {place: _column(own, place in numbers) for place, own in frame.items()}
 
 
-def _number_column(column: pd.Series[Any]) -> Array:
+def _column(column: pd.Series[Any], is_numeric: bool) -> Any:
+    if isinstance(column.dtype, pd.StringDtype) and not is_numeric:
+        return column.array
     cells = column.to_numpy()
+    if not is_numeric:
+        return cells
     if cells.dtype.kind not in "iuf":  # texts or booleans
         raise ValueError
     return cells.astype(np.float64)
@@ -149,8 +153,8 @@ def _number_column(column: pd.Series[Any]) -> Array:
 def _levels(cells: Any) -> pd.Categorical:
     """Return stripped texts as categories."""
     codes, found = pd.factorize(cells)
-    levels = list(map(str.strip, found.tolist()))
-    if len(set(levels)) < len(levels):
+    levels = list(map(str.strip, texts := found.tolist()))
+    if levels != texts and len(set(levels)) < len(levels):
         places, distinct = pd.factorize(np.array(levels, object))
         codes, levels = places[codes], distinct.tolist()
     return pd.Categorical.from_codes(codes, pd.Index(levels, dtype=object), validate=False)
