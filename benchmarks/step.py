@@ -89,9 +89,9 @@ def bench_step(file: SimulationFile, counts: list[int], size: int, steps: int, c
 
     import_before_forking()
     split = Table("sites", "step", "compute", "reduction", "packing", "waiting", "aggregator's reduction", "up", "down")
-    bare = Table("sites", "ours", "with ledger", "httpx + FastAPI", "asyncio streams", "SQLite")
-    for heading in ("ours / httpx + FastAPI", "with ledger / both"):
-        bare.add_column(heading)
+    bare = Table(
+        "sites", "ours", "with ledger", "httpx + FastAPI", "streams", "SQLite", "ours / httpx", "ledger / both"
+    )
     results = []
     for count in counts:
         split.add_row(str(count), *measure_step(file, count))

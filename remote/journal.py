@@ -19,7 +19,7 @@ _SALTS, _SUM = slice(8, 16), slice(16, 24)  # further parts of it; eight bytes l
 def dropped(path: Path) -> int:
     """Return how many transactions in the log of a run's file are dropped, 2 for more, as the first is not whole.
 
-    A power failure leaves one at most, which nobody was told of: the next one is written once it is synced.
+    A power failure leaves one at most, not yet answered: the next one is written once it is synced.
     """
     log = path.with_name(f"{path.name}-wal")  # not the file itself: closing that would end SQLite's locks
     return min(_dropped(log), _dropped(log))  # the run may be writing there
@@ -71,7 +71,7 @@ def _weights() -> NDArray[np.uint32]:
 
 
 def _checksum(weights: NDArray[np.uint32], before: bytes, data: bytes, order: str) -> bytes:
-    """Return both sums of some data as they stand in a log, following those of what is before it."""
+    """Return a log's two running sums after some data, given those before it."""
     first, second = (int(one) for one in np.frombuffer(before, ">u4"))
     start = np.array([first, (second - first) % (1 << 32)], np.uint32)
     words = np.concatenate([start, np.frombuffer(data, order).astype(np.uint32)])[::-1]

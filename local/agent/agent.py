@@ -153,7 +153,7 @@ class Agent:
                 receipt = client.receipt(folder.run)
             if folder.log.exists():
                 keep_receipt(receipt, folder.path, retain=considered.retain)
-            if receipt.status == "failed":  # perhaps in an older copy of the service's directory: the newest goes on
+            if receipt.status == "failed":  # perhaps only in an older copy of the service's directory
                 return
         except RefusedError as error:
             if error.code == "run-unknown":  # to such a copy
