@@ -178,7 +178,7 @@ class Aggregator:
             return [Answer((site,), stored)]
         effects = self.barrier.receive(site, body, message, self._clock(), admit)
         self._departed.discard(site)
-        if not self.processes.is_contested(site):
+        if not self.processes.claim(site):
             self.note_problem(site, "")
         return effects
 

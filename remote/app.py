@@ -173,7 +173,7 @@ async def _of_its_run(
             code="request-malformed",
             field=RUN_HEADER,
         )
-    routes.host.check_process(site, (x_rankdad_process or "")[:MAX_PROCESS])
+    routes.host.check_process(site, _process(x_rankdad_process))
     return routes
 
 
@@ -213,7 +213,8 @@ _UPDATE: dict[int | str, dict[str, Any]] = {
 async def contribute(site: str, routes: OfItsRun, request: Request) -> Response:
     """Take a contribution."""
     body = await read_body(request, routes.limit, routes.timeouts)
-    return _update(await routes.host.contribute(site, body, request.scope["state"]["connection"], _computed(request)))
+    connection, process = request.scope["state"]["connection"], _process(request.headers.get(PROCESS_HEADER))
+    return _update(await routes.host.contribute(site, body, connection, _computed(request), process))
 
 
 @_steps.get(
@@ -284,6 +285,10 @@ async def standing(routes: Admitted) -> StatusAnswer:
     status = asdict(routes.aggregator.status)
     waiting = perf_counter() - status["round_began"]
     return StatusAnswer(**status, name=routes.aggregator.spec.name, waiting_seconds=waiting)
+
+
+def _process(name: str | None) -> str:
+    return (name or "")[:MAX_PROCESS]
 
 
 def _computed(request: Request) -> float | None:

@@ -100,7 +100,7 @@ class RunSession:
         self.seen[site] = time()
 
     def check_process(self, site: str, process: str) -> None:
-        """Take a process as its site's, and show the owner where a site has two: see `SiteProcesses.check`.
+        """Refuse a process that another has replaced, and show the owner that its site has two.
 
         Raises:
             ProtocolError: another has replaced it.
@@ -112,7 +112,7 @@ class RunSession:
             raise
 
     async def contribute(
-        self, site: str, body: bytes, connection: HttpConnection, computed: float | None = None
+        self, site: str, body: bytes, connection: HttpConnection, computed: float | None = None, process: str = ""
     ) -> bytes | None:
         """Take a contribution and return its round's update; None after `Timeouts.hold`.
 
@@ -121,6 +121,7 @@ class RunSession:
             body: the received bytes.
             connection: its connection.
             computed: seconds that the site reports to have computed for the step so far.
+            process: name of the sending process: see `SiteProcesses`.
 
         Raises:
             ProtocolError: it is refused; nothing has changed.
@@ -132,11 +133,12 @@ class RunSession:
         if (paused := self.aggregator.retries.paused) is not None and not self.aggregator.ended:
             raise _refusal_of(paused)
         with self._hold(site, connection) as held:
-            self.enter(partial(self._take, held, body, computed), held)
+            self.enter(partial(self._take, held, body, computed, process), held)
             return self._acknowledge(site, await held.answer)
 
-    def _take(self, held: HeldRequest, body: bytes, computed: float | None) -> Answers:
+    def _take(self, held: HeldRequest, body: bytes, computed: float | None, process: str) -> Answers:
         self.aggregator.recorder.heard(held.site, computed)
+        self.aggregator.processes.sender = process
         answers = self.aggregator.take(held.site, body)
         held.round = self.aggregator.barrier.round
         return answers

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankdad.common.protocol.codec import unpack
+from rankdad.common.errors import UserError
+from rankdad.common.protocol.codec import pack_failure, unpack
+from rankdad.common.protocol.messages import failure_message
 from rankdad.common.rounds.base import Collected
 from rankdad.common.rounds.hello import Roster
 from rankdad.local.drivers.http import AggregatorClient
@@ -68,23 +70,30 @@ def test_two_processes_of_a_site_are_told_at_their_first_turn_and_a_restart_is_n
 
     def said(process: str) -> tuple[int, str]:
         named = {"x_rankdad_process": process} if process else {}
-        status, body = ask(served, "GET", "/rounds/alpha/0", None, **named)
+        status, body = ask(served, "GET", "/rounds/alpha/1", None, **named)
         return status, json.loads(body)["code"] if body else ""
 
     def shown() -> str:
         return served.aggregator.status.problems.get("alpha", "")
 
-    for process in ("", "a", "a", "b", "b"):  # one that draws no name, others started again
+    complete_hello(served, x_rankdad_process="a")
+    for process in ("b", "a", "b"):  # one that only asks replaces none
         assert said(process) == (204, "")
+    cannot = pack_failure(failure_message("alpha", 1, UserError("t.csv: is empty", code="table-empty"), final=False))
+    assert ask(served, "POST", "/rounds/alpha", cannot, x_rankdad_process="b")[0] == 200
+    assert said("a") == (204, ""), "it could not take part, and had ended the one that does"
+    again = Later(served, "POST", "/rounds/alpha", served.step("alpha", 1), x_rankdad_process="b")
+    served.until(lambda: served.aggregator.barrier.holds("alpha"))
     for process in ("a", ""):
         assert said(process) == (409, "process-replaced")
     served.until(lambda: "does a second process use its name and token? Stop one of the two" in shown())
-    assert said("b") == (204, "")
-    complete_hello(served, x_rankdad_process="b")
+    for site in SITES[1:]:
+        last = Later(served, "POST", f"/rounds/{site}", served.step(site, 1), x_rankdad_process="a")
+    assert again.wait() == last.wait()
     assert shown(), "of what it sends, nothing tells which process is the right one"
     assert served.aggregator.recorder.progress.warnings == {"two-processes": ["alpha"]}
     monkeypatch.setattr("rankdad.remote.site_processes.CONTESTED", 0.0)
-    served.aggregator.take("alpha", served.step("alpha", 1))
+    served.aggregator.take("alpha", served.step("alpha", 2))
     assert not shown()
 
 
