@@ -88,8 +88,11 @@ class Batches:
         *,
         sums: bool,
         retain_graph: bool,
+        waits: bool,
     ) -> None:
         """Add the gradient of a loss, or of a function's passes; see `add` and `run`.
+
+        What waits for other batches is copied: the caller may change tensors of its pass.
 
         Raises:
             NonFiniteError: the loss is NaN or infinite.
@@ -106,6 +109,8 @@ class Batches:
             scaled=scaler is not None,
             retain_graph=retain_graph,
         )
+        if waits:
+            self._capture.own()
         if weight and scaler is None and not bool(torch.isfinite(loss.detach())):
             raise NonFiniteError("the loss")
 

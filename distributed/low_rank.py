@@ -170,7 +170,7 @@ class LowRank:
         self._batches.check_idle()
         if not exchange:
             self._checked(loss, weight, total, scaler)
-            self._add(loss, weight, scaler, retain_graph, sums=total is not None)
+            self._add(loss, weight, scaler, retain_graph, sums=total is not None, waits=True)
             return
         try:
             scale = self._checked(loss, weight, total, scaler)
@@ -243,10 +243,8 @@ class LowRank:
 
     def close(self) -> None:
         """Remove the hooks from the model; `backward` then raises."""
-        self._batches.close()
-        self._plain.close()
-        self._outer.close()
-        self._division.close()
+        for each in (self._batches, self._plain, self._outer, self._division):
+            each.close()
         self._closed = True
 
     def _prepare(self, method: RankDad | Dad) -> None:
@@ -312,6 +310,7 @@ class LowRank:
         retain_graph: bool,
         *,
         sums: bool,
+        waits: bool = False,
     ) -> None:
         """Run a backward pass; an error is reported to all ranks in the next exchange."""
         if self._problem or not weight:
@@ -320,7 +319,7 @@ class LowRank:
             weight = 0.0  # the other ranks' passes wait for this one's collectives
         try:
             with self._plain.expected(in_function=callable(loss)):
-                self._batches.take(loss, weight, scaler, sums=sums, retain_graph=retain_graph)
+                self._batches.take(loss, weight, scaler, sums=sums, retain_graph=retain_graph, waits=waits)
         except Exception as error:
             self._note(error)
 

@@ -147,7 +147,7 @@ class FactorCapture:
             self._unchecked.remove(name)
         activation = source.detach().to(output.dtype)  # autocast rounds the layer's input too
         version, dtype, reference = activation._version, module.weight.dtype, weakref.ref(self)
-        is_leaf = source.is_leaf
+        is_learned = source.requires_grad and (source.is_leaf or (source._base is not None and source._base.is_leaf))
         # An in-place activation changes the output's edge, and cuts a view (for inputs beyond two dimensions) from the
         # graph. So the edge is taken now, from the tensor behind the view.
         made = output if output._base is None else output._base
@@ -163,7 +163,7 @@ class FactorCapture:
             if _are_others(hooks) or has_hooks(weight):  # they will change Δ or the gradient
                 capture._leave(name)
             elif weight.requires_grad:
-                held = activation.clone() if is_leaf else activation  # the caller may use its memory again
+                held = activation.clone() if is_learned else activation  # a step in its hook changes it
                 matrices = (torch.atleast_2d(m.detach()).flatten(0, -2).to(dtype) for m in (delta, held.conj()))
                 factor = Factor(*(reversed([*matrices]) if name in capture._transposed else matrices))
                 people_of, task = each(people, factor.rows, len(delta)), torch._C._current_graph_task_id()
@@ -232,6 +232,15 @@ class FactorCapture:
         self._leave_used(taken)
         for name in list(self._pairs):
             self._settle(name, alone)
+
+    def own(self) -> None:
+        """Copy what was captured, so that the caller may change tensors of past passes in place.
+
+        Raises:
+            RuntimeError: something has changed already.
+        """
+        for pairs in self._pairs.values():
+            pairs[:] = [one.owned() for one in pairs]
 
     def _settle(self, name: str, alone: Sequence[int]) -> None:
         """Keep a weight's factors in place of its `.grad`, or leave it dense if that has more.

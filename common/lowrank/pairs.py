@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,7 @@ class Pair:
         people: patient of each row; None if unknown.
         task: autograd's number of the pass, which has `.grad`, too, unless it is a partial one; None if it has not.
         made: dtype of the layer's computation.
+        is_own: whether nobody else has the factor's memory.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Pair:
     people: Tensor | None
     task: int | None
     made: torch.dtype
+    is_own: bool = False
     _versions: list[int] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,13 @@ class Pair:
             problem = f"what the backward pass had computed for {self.name} was changed in place, as by a hook"
             raise RuntimeError(f"{problem} that changes its gradient: return a new one")
         return self.kept
+
+    def owned(self) -> Pair:
+        """Return the pair with memory of its own."""
+        if self.is_own:
+            return self
+        delta, activation = (matrix.clone() for matrix in _matrices(self.factor))
+        return replace(self, kept=Factor(delta, activation), is_own=True)
 
 
 def each(people: Tensor | None, rows: int, entries: int) -> Tensor | None:

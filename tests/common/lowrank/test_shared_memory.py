@@ -46,13 +46,24 @@ def refilled(model: Net, x: Tensor, backward: Callable[[Tensor], None]) -> None:
 def latent(model: Net, x: Tensor, backward: Callable[[Tensor], None]) -> None:
     own = x.clone().requires_grad_()
     own.register_post_accumulate_grad_hook(moved)
-    backward(model(own).square().sum())
+    backward(model(own.view(6, 5)).square().sum())
 
 
 def added(model: Net, x: Tensor, backward: Callable[[Tensor], None]) -> None:
     beside = torch.zeros(6, 4, requires_grad=True)
     for _ in range(2):
         backward(model(x, beside).square().sum())
+
+
+def state(model: Net, x: Tensor, backward: Callable[[Tensor], None]) -> None:
+    kept = x[:, :4] * model.place.detach().cos()
+    for _ in range(2):
+        output = model.b(torch.tanh(kept + model.place))
+        backward(output.square().sum())
+        kept = output.detach().zero_()
+    hidden = torch.tanh(model.a(x))
+    backward(model.b(hidden).square().sum())
+    hidden.detach().zero_()
 
 
 def zeroed(model: Net, x: Tensor, backward: Callable[[Tensor], None]) -> None:
@@ -98,11 +109,16 @@ def found(passes: Passes, *, plain: bool) -> dict[str, Tensor]:
         passes(model, x, lambda loss: loss.backward())
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     with FactorCapture(model) as capture:
-        passes(model, x, capture.backward)
+
+        def backward(loss: Tensor) -> None:
+            capture.backward(loss)
+            capture.own()
+
+        passes(model, x, backward)
         return {name: factor.gradient() for name, factor in capture.factors().items()} | capture.dense()
 
 
-CASES = (refilled, latent, added, zeroed, twice_compiled, grad_in_a_hook)
+CASES = (refilled, latent, state, added, zeroed, twice_compiled, grad_in_a_hook)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own, while it compiles
