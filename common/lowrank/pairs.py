@@ -22,7 +22,7 @@ class Pair:
         people: patient of each row; None if unknown.
         task: autograd's number of the pass, which has `.grad`, too, unless it is a partial one; None if it has not.
         made: dtype of the layer's computation.
-        is_own: whether nobody else has the factor's memory.
+        is_own: whether the factor's memory is its own.
     """
 
     name: str
