@@ -125,8 +125,8 @@ def test_a_method_that_fails_each_time_pauses_the_run_and_another_process_goes_o
         assert paused is not None
         assert paused.code == "run-paused"
         assert ask(served, "POST", "/rounds/alpha", served.step("alpha", 1), x_rankdad_process="b")[0] == 500
-        assert ask(served, "GET", "/rounds/alpha/1")[0] == 500
-        assert ask(served, "GET", "/rounds/alpha/0")[0] == 200, "what is complete is given"
+        assert ask(served, "GET", "/rounds/alpha/1", x_rankdad_process="b")[0] == 500
+        assert ask(served, "GET", "/rounds/alpha/0", x_rankdad_process="b")[0] == 200, "what is complete is given"
         problems = json.loads((served.directory / "summary.json").read_text())["problems"]
         assert set(problems) == {"aggregator"}
         (line,) = [line for line in served.audited() if line["what"] == "paused"]
